@@ -24,7 +24,7 @@ from prefect.client.schemas.objects import State
 
 from benchmarks.harness import Row, alternate, finish, median
 from flows.walker import FLOW, run_chain, task_runner
-from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
 from nodes.table import NODES
 from trainyard.app.run_records import FEW_ROWS_TAG
 from trainyard.app.services import service_environment, start_server, stop
@@ -50,7 +50,7 @@ def prepare(context: NodeContext) -> Make:
 
 @task(name="empty", **NODE_TASK)
 def empty_node(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
-    return carry_out(node, upstream, run, prepare)
+    return run_node(node, upstream, run, prepare)
 
 
 @flow(name="empty-chain", task_runner=task_runner(), **FLOW)

@@ -23,7 +23,7 @@ from typing import Any
 import datasets
 
 from benchmarks.harness import Row, alternate, finish, median, size
-from trainyard.data.limited.service import kept_service
+from trainyard.data.limited.service import keep_service
 from trainyard.data.sources import jsonl_to_arrow
 
 NUM_ROWS, ROW_BYTES = size(120_000, 1_000), 834
@@ -138,7 +138,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chats.jsonl"
         num_rows = write_chats(path, NUM_ROWS)
-        with kept_service():  # a data source starts it once, for all its files
+        with keep_service():  # a data source starts it once, for all its files
             samples = alternate({"ours": lambda: run_ours(path, num_rows), "datasets": lambda: peer(path, num_rows)})
         speed = {name: median(variant_samples, "per_cpu_second") for name, variant_samples in samples.items()}
         rows = [

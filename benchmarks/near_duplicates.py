@@ -23,7 +23,7 @@ from datasketch import MinHash, MinHashLSH
 
 from benchmarks.harness import Row, alternate, finish, median, size
 from trainyard.data.quality.duplicates import Shingles
-from trainyard.data.quality.words import words
+from trainyard.data.quality.words import split_words
 from trainyard.data.rows import BATCH_ROWS
 
 ROWS = size(100_000, 2_000)
@@ -63,7 +63,7 @@ def corpus(count: int) -> tuple[list[str], set[int]]:
 def run_ours(blocks: list[pa.Array], duplicates: set[int]) -> float:
     shingles = Shingles()
     for block in blocks:
-        shingles.add_words(words(block))
+        shingles.add_words(split_words(block))
     duplicates.clear()
     duplicates.update(shingles.near_duplicates(THRESHOLD))
     return sum(map(len, blocks))

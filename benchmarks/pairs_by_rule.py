@@ -40,7 +40,7 @@ from trainyard.data.extractive.outline import outline
 from trainyard.data.extractive.pairs import Pair, pairs
 from trainyard.data.language import GERMAN, detect_language
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.documents import read_document, type_of
+from trainyard.data.readers.documents import find_type, read_document
 from trainyard.data.rows import DocumentRow
 from trainyard.spec.axes.data import GenerationTemplate
 
@@ -57,7 +57,7 @@ def read_documents(folder: Path) -> Iterator[DocumentRow]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         try:
-            if type_of(name)[0] != "text" or path.suffix in (".txt", ".text"):
+            if find_type(name)[0] != "text" or path.suffix in (".txt", ".text"):
                 document = read_document(path.read_bytes(), name)
                 document.source = name
                 yield document

@@ -26,9 +26,9 @@ from trainyard.app.plan.estimate import FinishedNodes, find_results
 from trainyard.app.plan.measure import probe_data
 from trainyard.app.plan.plan import plan_chain
 from trainyard.app.plan.resolve import resolve_chain
-from trainyard.backends.job import job_for
+from trainyard.backends.job import prepare_job
 from trainyard.backends.oom import train_within_memory
-from trainyard.compute.supervise import always_run
+from trainyard.compute.supervise import keep_running
 from trainyard.settings import Settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.training import TrainerConfig
@@ -78,7 +78,7 @@ def run_once(spec: ChainSpec, settings: Settings, folder: Path) -> float:
     assert isinstance(node.config, TrainerConfig)
     finished = FinishedNodes(chain, {}, {name: look.key for name, look in looks.items()})
     data = probe_data(finished, node, folder, settings)
-    job = job_for(
+    job = prepare_job(
         node.config.model_copy(update={"reuse": False}),
         str(node.config.base_model),
         settings,
@@ -87,7 +87,7 @@ def run_once(spec: ChainSpec, settings: Settings, folder: Path) -> float:
         run=folder.name,
     )
     produced = train_within_memory(
-        job, folder / "out", desired_state=always_run, on_event=lambda event: None, settings=settings
+        job, folder / "out", desired_state=keep_running, on_event=lambda event: None, settings=settings
     )
     return float(produced.facts["time"]["seconds"])
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from benchmarks.harness import Row, alternate, finish, median, size
 from benchmarks.jsonl_to_arrow import WORDS, write_chats
 from trainyard.data.limited.children import DocumentReply
-from trainyard.data.limited.jobs import carry_out
+from trainyard.data.limited.jobs import run_request
 from trainyard.data.limited.requests import SetRequest
-from trainyard.data.limited.service import ReadingService, kept_service
+from trainyard.data.limited.service import ReadingService, keep_service
 from trainyard.data.limited.sets import document_bytes, document_chunk, walk
 from trainyard.data.paths import open_inside
 from trainyard.data.readers.documents import read_document
@@ -81,12 +81,12 @@ def pages_here(folder: Path) -> float:
 
 def rows_here(path: Path) -> float:
     with tempfile.TemporaryDirectory(dir=path.parent) as target:
-        result = carry_out(request_for(path, target), lambda fraction, text: None)
+        result = run_request(request_for(path, target), lambda fraction, text: None)
     return float(result.balance.read)  # type: ignore[union-attr]
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as name, kept_service() as service:
+    with tempfile.TemporaryDirectory() as name, keep_service() as service:
         pages, rows = Path(name) / "pages", Path(name) / "chats.jsonl"
         pages.mkdir()
         write_pages(pages)

@@ -1,4 +1,4 @@
-"""How a run ends that is not finished: paused, cancelled, or its machine taken back.
+"""Endings of an unfinished run: paused, cancelled, or its machine taken back.
 
 A pause is Prefect's suspension: the run's state says so, and this process ends without changing the state. SIGTERM is
 handled here while a chain is running, so that trainings save first: then a run that is being cancelled ends as
@@ -22,8 +22,8 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Crashed
 
 from trainyard.app.run_records import NodeResult, NodeState, RunRecord
-from trainyard.app.training_logs import made_no_progress
-from trainyard.prefect_api.control import INTERRUPTED, state_now
+from trainyard.app.training_logs import has_no_progress
+from trainyard.prefect_api.control import INTERRUPTED, read_state
 from trainyard.prefect_api.states import build_preempted, build_waiting
 
 CONTINUE_AFTER_S = 20.0
@@ -51,7 +51,7 @@ def interruptible() -> Iterator[None]:
         INTERRUPTED.clear()
 
 
-def stopped(nodes: tuple[NodeResult, ...]) -> bool:
+def was_stopped(nodes: tuple[NodeResult, ...]) -> bool:
     """Return whether the run was asked to stop, rather than finished or failed."""
     return any(node.state is NodeState.CANCELED for node in nodes)
 
@@ -72,7 +72,7 @@ async def leave(run_id: str, nodes: tuple[NodeResult, ...], record: RunRecord, u
     elif state.type is not StateType.RUNNING:
         ending = state  # paused, or already resumed by somebody: it is not this process's any more
         go(ending, unfinished)
-    elif made_no_progress(record.folder):
+    elif has_no_progress(record.folder):
         ending = Crashed(message=f"Stopped from outside again and again without a further step. {text}")
     else:
         ending = await schedule_again(run_id, text)
@@ -97,20 +97,20 @@ async def server_state(run_id: str) -> State[Any] | None:
     """Return the run's state; None when the server does not answer for some seconds."""
     deadline = time.monotonic() + SERVER_TRIES_S
     while True:
-        state = await asyncio.to_thread(state_now, run_id)
+        state = await asyncio.to_thread(read_state, run_id)
         if state is not None or time.monotonic() > deadline:
             return state
         await asyncio.sleep(0.5)
 
 
-async def server_back(run_id: str) -> None:
+async def wait_for_server(run_id: str) -> None:
     """Wait some minutes for a server that is away.
 
     Prefect's own client retries with doubling pauses: after an outage of two minutes a finished run would read
     Running for several more.
     """
     deadline = time.monotonic() + OUTAGE_S
-    while await asyncio.to_thread(state_now, run_id) is None and time.monotonic() < deadline:
+    while await asyncio.to_thread(read_state, run_id) is None and time.monotonic() < deadline:
         await asyncio.sleep(1.0)
 
 
@@ -121,7 +121,7 @@ async def schedule_again(run_id: str, message: str) -> State[Any]:
 
 
 async def wait_for_trainer(run_id: str, why: str) -> NoReturn:
-    """Leave the run pending until somebody resumes it. Raises Prefect's `Pause`, which ends this process."""
+    """Leave the run pending until it is resumed. Raises Prefect's `Pause`, which ends this process."""
     state = build_waiting(why)
     await set_state(run_id, state)
     raise Pause(state=state)

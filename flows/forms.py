@@ -21,7 +21,7 @@ def template_flow(name: str) -> Callable[[Callable[..., Any]], Flow[..., Any]]:
     fields = TEMPLATES[name].model.model_fields
 
     def decorate(body: Callable[..., Any]) -> Flow[..., Any]:
-        arguments = "\n".join(f"    {field}: {explained(info)}" for field, info in fields.items())
+        arguments = "\n".join(f"    {field}: {describe_field(info)}" for field, info in fields.items())
         body.__doc__ = f"{body.__doc__}\n\nArgs:\n{arguments}"
         parameters = [parameter(field, info) for field, info in fields.items()]
         vars(body)["__signature__"] = inspect.signature(body).replace(parameters=parameters)
@@ -39,6 +39,6 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def explained(field: FieldInfo) -> str:
+def describe_field(field: FieldInfo) -> str:
     """Return what a field is for; of a group of fields that says no more, what the group is for."""
     return field.description or inspect.getdoc(field.annotation) or ""

@@ -17,10 +17,10 @@ from prefect.states import Completed, Failed
 from flows.notes import MAX_REPORT_CHARS
 from tasks import corpus, inference_server, knowledge_graph, publish
 from trainyard.app.nights import add_checkout_root, describe_night_refusals
-from trainyard.data.limited.service import kept_service
+from trainyard.data.limited.service import keep_service
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
-from trainyard.night.phases import Night, begin, documents, skipped
+from trainyard.night.phases import Night, begin, documents, skip_night
 from trainyard.night.report import NightReport, markdown
 from trainyard.night.wiring import make_night_deps
 from trainyard.prefect_api.slots import night_slot
@@ -42,7 +42,7 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
     """
     keep_files_private()
     tenant_settings = add_checkout_root(settings().model_copy(update={"tenant": config.tenant}))
-    run = config.window.date_of(flow_run.scheduled_start_time.timestamp())
+    run = config.window.find_date(flow_run.scheduled_start_time.timestamp())
     try:
         require_trainable(config)  # a form makes the config without `read_night`
         with night_slot(tenant_settings, run=str(flow_run.id), window_s=config.window.window_s) as since:
@@ -54,14 +54,14 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
                 unfit=describe_night_refusals(config, tenant_settings),
             )
             night = begin(config, world, run, since)
-            with kept_service():
-                report = carry_out(night) if night else skipped(config, run, "this night is done already")
+            with keep_service():
+                report = run_phases(night) if night else skip_night(config, run, "this night is done already")
     except TrainyardError as error:
         return Failed(message=str(error))
     return night_state(report)
 
 
-def carry_out(night: Night) -> NightReport:
+def run_phases(night: Night) -> NightReport:
     """Return the two phases, one after the other, and the report."""
     first = documents(night, knowledge_graph.find, inference_server.serve, knowledge_graph.read, inference_server.free)
     second = publish.train(night, first, corpus.count(night))

@@ -1,4 +1,4 @@
-"""What a run shows in Prefect's pages: its tags, its page in the dashboard, the plan, one progress bar, one report."""
+"""Artifacts of a run in Prefect's pages: tags, dashboard page, plan, progress bar, report."""
 
 from __future__ import annotations
 

@@ -24,13 +24,24 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back
-from flows.walker import FLOW, POLL_S, Futures, done, final_state, quietly, run_info, state_of, submit, task_runner
+from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, wait_for_server
+from flows.walker import (
+    FLOW,
+    POLL_S,
+    Futures,
+    build_state,
+    final_state,
+    is_done,
+    quietly,
+    run_info,
+    submit,
+    task_runner,
+)
 from nodes.runner import RunInfo
 from nodes.table import NODES
 from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.run_records import NodeResult, NodeState, RunRecord, RunResult, read_events
-from trainyard.app.training_logs import training_logs_of
+from trainyard.app.training_logs import find_training_logs
 from trainyard.compute.child import RUN_VARIABLE, faultpoint
 from trainyard.errors import Refused, TrainyardError
 from trainyard.inherited import keep_files_private
@@ -41,9 +52,9 @@ from trainyard.spec.chain import ResolvedChain
 from trainyard.stores.artifacts import NodeOutput
 from trainyard.stores.live.job_ids import TENANT_TAG, job_tags
 from trainyard.sweeps.asha import Trial, TrialState, find_best
-from trainyard.sweeps.chains import apply_values, needed_nodes
+from trainyard.sweeps.chains import apply_values, list_needed_nodes
 from trainyard.sweeps.folder import SweepRecord, find_record, sweep_folder, sweep_lock, write_record
-from trainyard.sweeps.scheduling import ATTEMPTS, Segment, SegmentEnd, TrialSchedule, measured_at, value_of
+from trainyard.sweeps.scheduling import ATTEMPTS, Segment, SegmentEnd, TrialSchedule, read_metric, read_metric_at
 from trainyard.sweeps.spec import SweepSpec
 from trainyard.sweeps.study import SweepStudy
 
@@ -89,7 +100,7 @@ async def run_sweep(spec: SweepSpec, chain: ResolvedChain) -> State[dict[str, An
             return await leave(run.run_id, result.nodes, record, unfinished=trials.unfinished)
         record.finish(result)
     if not await quietly(publish(spec, trials.study.trials())):
-        await server_back(run.run_id)
+        await wait_for_server(run.run_id)
     return final_state(result)
 
 
@@ -143,7 +154,7 @@ class Trials:
                 segment = self.schedule.take()
                 if segment is None:
                     break
-                running[asyncio.create_task(self.carry_out(segment))] = segment
+                running[asyncio.create_task(self.run_operation(segment))] = segment
             if not running:
                 break
             ended, _ = await asyncio.wait(running, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +171,7 @@ class Trials:
         if not self.stopping:
             self.study.stop_paused()
 
-    async def carry_out(self, segment: Segment) -> SegmentEnd:
+    async def run_operation(self, segment: Segment) -> SegmentEnd:
         """Run one segment; a training that was killed from outside is started again, from its checkpoint."""
         try:
             spec = apply_values(self.spec.chain, self.ids, segment.trial.params)
@@ -175,42 +186,42 @@ class Trials:
 
     async def attempt(self, segment: Segment, chain: ResolvedChain) -> SegmentEnd:
         faultpoint("sweep.attempt")
-        name = self.node_of(segment.trial)
+        name = self.find_node(segment.trial)
         part = trial_part(chain, self.spec.trainer, name)
         async with self.data_turn:
             futures = submit(part, replace(self.run, until={name: segment.until} if segment.until else {}), NODES)
             await wait_for_nodes([node for node in part.order if node != name], futures)
         await wait_for_nodes([name], futures)
-        return await self.ending_of(segment, part, futures)
+        return await self.find_end(segment, part, futures)
 
-    async def ending_of(self, segment: Segment, part: ResolvedChain, futures: Futures) -> SegmentEnd:
+    async def find_end(self, segment: Segment, part: ResolvedChain, futures: Futures) -> SegmentEnd:
         """Return the state of the trial, from the states of its nodes."""
-        name = self.node_of(segment.trial)
-        state = state_of(futures[name])
+        name = self.find_node(segment.trial)
+        state = build_state(futures[name])
         if state.is_completed():
             output: NodeOutput = await state.aresult()
-            value = value_of(output.facts, self.spec.metric)
+            value = read_metric(output.facts, self.spec.metric)
             return SegmentEnd(TrialState.COMPLETED, steps=int(output.facts["steps"]), value=value)
         if state.name == AT_RUNG:
             assert segment.until is not None, "only a segment with a rung stops there"
-            log = next(entry for entry in training_logs_of(self.record.folder) if entry.node == name)
-            value = measured_at(log.folder, segment.until, self.spec.metric)
+            log = next(entry for entry in find_training_logs(self.record.folder) if entry.node == name)
+            value = read_metric_at(log.folder, segment.until, self.spec.metric)
             return SegmentEnd(TrialState.PAUSED, steps=segment.until, value=value)
-        states = [(node, state_of(futures[node])) for node in part.order]
+        states = [(node, build_state(futures[node])) for node in part.order]
         stops = [(node, ending) for node, ending in states if ending.type is StateType.CANCELLED]
         if stops:
             return SegmentEnd(None, message=stops[0][1].message or "stopped")
         failed, ending = next((node, ending) for node, ending in states if node_state(ending) is NodeState.FAILED)
-        code, message = self.code_of(failed), ending.message or f"it ended as {ending.name}"
+        code, message = self.find_error_code(failed), ending.message or f"it ended as {ending.name}"
         refused = code.startswith("R-")
         return SegmentEnd(TrialState.REFUSED if refused else TrialState.FAILED, code=code, message=message)
 
-    def code_of(self, node: str) -> str:
+    def find_error_code(self, node: str) -> str:
         """Return the code of the error that a node failed with."""
         errors = [event["error"] for event in read_events(self.record.folder) if is_failure(event, node)]
         return str(errors[-1]["code"]) if errors else "E-FAILED"
 
-    def node_of(self, trial: Trial) -> str:
+    def find_node(self, trial: Trial) -> str:
         return f"{self.spec.trainer}.{trial.number}"
 
     def result(self, seconds: float) -> RunResult:
@@ -240,7 +251,7 @@ class Trials:
         }
         state = states.get(trial.state, NodeState.FAILED)
         message = trial.message or f"{trial.state.value} at step {trial.steps}"
-        return NodeResult(id=self.node_of(trial), type="trainer", state=state, message=message)
+        return NodeResult(id=self.find_node(trial), type="trainer", state=state, message=message)
 
 
 def is_failure(event: dict[str, Any], node: str) -> bool:
@@ -257,7 +268,7 @@ def find_best_text(spec: SweepSpec, trials: list[Trial]) -> str:
 
 def trial_part(chain: ResolvedChain, trainer: str, name: str) -> ResolvedChain:
     """Return the nodes that a trial needs; its trainer has the name of the trial."""
-    needed = needed_nodes(chain, trainer)
+    needed = list_needed_nodes(chain, trainer)
     nodes = tuple(chain.node(node_id) for node_id in needed)
     named = tuple(node.model_copy(update={"id": name}) if node.id == trainer else node for node in nodes)
     order = tuple(name if node_id == trainer else node_id for node_id in needed)
@@ -268,5 +279,5 @@ def trial_part(chain: ResolvedChain, trainer: str, name: str) -> ResolvedChain:
 
 async def wait_for_nodes(names: list[str], futures: Futures) -> None:
     """Return when these nodes have ended, however they did."""
-    while not all(done(futures[name]) for name in names):
+    while not all(is_done(futures[name]) for name in names):
         await asyncio.sleep(POLL_S / 5)

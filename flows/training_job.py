@@ -1,4 +1,4 @@
-"""One training on one data set: the form behind `training-job/local`."""
+"""Flow of one training on one data set: the form behind `training-job/local`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed, Failed, Pending
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, stopped, wait_for_trainer
+from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, wait_for_server, wait_for_trainer, was_stopped
 from flows.notes import RunProgress, announce, publish_report, tag_job
 from nodes.runner import RunInfo
 from nodes.table import NODES
@@ -56,7 +56,7 @@ from trainyard.spec.estimate.verdict import find_floor
 from trainyard.spec.graph import ResolvedChain
 from trainyard.spec.states import NOT_DEPLOYED_DETAIL
 from trainyard.stores.artifacts import NodeOutput
-from trainyard.stores.live.job_ids import TENANT_TAG, continued_run, job_id_of
+from trainyard.stores.live.job_ids import TENANT_TAG, find_continued_run, find_job_id
 from trainyard.tracing import span
 
 PROGRESS_EVERY_S = 10.0
@@ -99,7 +99,7 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
             chain,
             settings(),
             is_job=is_job,
-            allows=lambda _: from_trainyard or few_rows(),
+            allows=lambda _: from_trainyard or accepts_few_rows(),
             read_data=not from_trainyard,
         )
     except TrainyardError as error:
@@ -110,7 +110,7 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
     try:
         return await walk(chain, table)
     except TrainyardError as error:  # of the run's own record, such as a disk that is full
-        return Failed(message=f"{error} Next: `trainyard jobs resume {id_of(chain)} --watch` continues it.")
+        return Failed(message=f"{error} Next: `trainyard jobs resume {find_run_id(chain)} --watch` continues it.")
 
 
 async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, Any]]:
@@ -124,15 +124,15 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
     with interruptible(), span(f"run {chain.name}", run=run.id, digest=chain.digest):
         announcing = asyncio.create_task(quietly(announce(chain)))
         futures = submit(chain, run, table)
-        await all_done(list(futures.values()), progress)
+        await wait_for_all(list(futures.values()), progress)
         await announcing
         result = await conclude(chain, run, record, futures, time.time() - started)
-        if stopped(result.nodes):
-            return await leave(run.run_id, result.nodes, record, unfinished=not all(map(done, futures.values())))
+        if was_stopped(result.nodes):
+            return await leave(run.run_id, result.nodes, record, unfinished=not all(map(is_done, futures.values())))
     if not await report_end(progress, result, record.folder):
-        await server_back(run.run_id)
+        await wait_for_server(run.run_id)
         await report_end(progress, result, record.folder)
-    return final_state(result, name=failed_name(futures))
+    return final_state(result, name=name_failure(futures))
 
 
 async def report_end(progress: RunProgress, result: RunResult, folder: Path) -> bool:
@@ -140,7 +140,7 @@ async def report_end(progress: RunProgress, result: RunResult, folder: Path) -> 
     return all(await asyncio.gather(quietly(progress.show(result.message)), quietly(publish_report(result, folder))))
 
 
-async def all_done(futures: list[Future], progress: RunProgress) -> None:
+async def wait_for_all(futures: list[Future], progress: RunProgress) -> None:
     """Return when every node has ended, or soon after this process was asked to go.
 
     Prefect's own `wait` ends at a suspension, while a training is still saving.
@@ -159,7 +159,7 @@ async def all_done(futures: list[Future], progress: RunProgress) -> None:
     for future in futures:
         future.add_done_callback(on_done)
     reported_at, interrupted_at = time.monotonic(), None
-    while not await ended_within(ended, POLL_S):
+    while not await wait_for_end(ended, POLL_S):
         if INTERRUPTED.is_set():
             interrupted_at = interrupted_at or time.monotonic()
             if time.monotonic() - interrupted_at > INTERRUPT_GRACE_S:
@@ -169,7 +169,7 @@ async def all_done(futures: list[Future], progress: RunProgress) -> None:
             await quietly(progress.show())
 
 
-async def ended_within(ended: asyncio.Event, seconds: float) -> bool:
+async def wait_for_end(ended: asyncio.Event, seconds: float) -> bool:
     try:
         await asyncio.wait_for(ended.wait(), seconds)
     except TimeoutError:
@@ -187,16 +187,16 @@ async def quietly(note: Awaitable[None]) -> bool:
     return True
 
 
-def done(future: Future) -> bool:
+def is_done(future: Future) -> bool:
     return future.wrapped_future.done()
 
 
-def state_of(future: Future, reason: str = "") -> State[Any]:
+def build_state(future: Future, reason: str = "") -> State[Any]:
     """Return how a node ended; `reason` is the message of a node that was stopped.
 
     Prefect raises `Pause` in a node that it did not start, or whose end it saw suspended.
     """
-    if not done(future):
+    if not is_done(future):
         return Cancelled(name=PREEMPTED, message="stopped before its next save")
     if future.wrapped_future.cancelled():
         return Pending(name="NotReady")
@@ -212,28 +212,28 @@ def run_info(chain: ResolvedChain) -> RunInfo:
     run_id = str(flow_run.id)
     folder = str(settings().runs / run_id)
     refresh = REFRESH_TAG in flow_run.tags
-    continues = continued_run(flow_run.tags)
+    continues = find_continued_run(flow_run.tags)
     return RunInfo(
         run_id,
         chain.name,
         chain.tenant,
         folder,
-        None if few_rows() else find_floor(chain),
+        None if accepts_few_rows() else find_floor(chain),
         refresh,
         continues=continues,
-        id=id_of(chain),
+        id=find_run_id(chain),
     )
 
 
-def few_rows() -> bool:
+def accepts_few_rows() -> bool:
     """Return whether the run trains also on fewer rows than were requested."""
     return FEW_ROWS_TAG in flow_run.tags
 
 
-def id_of(chain: ResolvedChain) -> str:
+def find_run_id(chain: ResolvedChain) -> str:
     """Return what names the running flow's run: the job's id, or the run's own where no trainer is part of it."""
     has_trainer = any(node.type == "trainer" for node in chain.nodes)
-    return job_id_of(str(flow_run.id), flow_run.tags) if has_trainer else str(flow_run.id)
+    return find_job_id(str(flow_run.id), flow_run.tags) if has_trainer else str(flow_run.id)
 
 
 def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
@@ -242,7 +242,7 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
     Tasks carry no tags: Prefect asks the server for a concurrency slot of every tag, up to two seconds for each node.
     """
     by_id = {node.id: node for node in chain.nodes}
-    again = refreshed_nodes(chain, flow_run.tags)
+    again = list_refreshed_nodes(chain, flow_run.tags)
     futures: Futures = {}
     for node_id in chain.order:
         node = by_id[node_id]
@@ -257,7 +257,7 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
     return futures
 
 
-def refreshed_nodes(chain: ResolvedChain, tags: Iterable[str]) -> set[str]:
+def list_refreshed_nodes(chain: ResolvedChain, tags: Iterable[str]) -> set[str]:
     """Return the nodes that a tag `refresh-from:NODE` names, and all after them."""
     names = {tag.removeprefix(REFRESH_FROM) for tag in tags if tag.startswith(REFRESH_FROM)}
     for node_id in chain.order:
@@ -278,12 +278,12 @@ async def conclude(
         node_id: {"id": node_id, "type": types[node_id], "seconds": spans.get(node_id, 0.0)} for node_id in chain.order
     }
     why = {event["node"]: str(event["message"]) for event in read_events(record.folder) if event["event"] == "stopped"}
-    states = {node_id: state_of(futures[node_id], why.get(node_id, "")) for node_id in chain.order}
+    states = {node_id: build_state(futures[node_id], why.get(node_id, "")) for node_id in chain.order}
     nodes = tuple([await node_result(fields[node_id], states[node_id]) for node_id in chain.order])
     for node in nodes:
         if node.state is NodeState.SKIPPED:
             record.emit(node.id, "skipped", message=node.message)
-    gate = closed_gate(chain, nodes)
+    gate = find_closed_gate(chain, nodes)
     ended_early = any(node.state in (NodeState.FAILED, NodeState.CANCELED) for node in nodes)
     failed = ended_early or (gate is None and any(node.state is NodeState.SKIPPED for node in nodes))
     result = RunResult(
@@ -328,7 +328,7 @@ async def node_result(fields: dict[str, Any], state: State[Any]) -> NodeResult:
     return NodeResult(**fields, state=word, message=message or f"it ended as {state.name}")
 
 
-def closed_gate(chain: ResolvedChain, nodes: tuple[NodeResult, ...]) -> ClosedGate | None:
+def find_closed_gate(chain: ResolvedChain, nodes: tuple[NodeResult, ...]) -> ClosedGate | None:
     """Return why nothing was deployed, if the gate of a deployer said no; the first of several deployers."""
     for node in nodes:
         if is_closed_gate(node.facts):
@@ -368,9 +368,11 @@ def verdict(nodes: tuple[NodeResult, ...], run: str, gate: ClosedGate | None = N
     return "\n".join(lines)
 
 
-def failed_name(futures: Futures) -> str:
+def name_failure(futures: Futures) -> str:
     """Return name of the state of a failed run: a training whose time was used up says so for its run."""
-    return BUDGET_EXCEEDED if any(state_of(future).name == BUDGET_EXCEEDED for future in futures.values()) else "Failed"
+    return (
+        BUDGET_EXCEEDED if any(build_state(future).name == BUDGET_EXCEEDED for future in futures.values()) else "Failed"
+    )
 
 
 def final_state(result: RunResult, *, name: str = "Failed") -> State[dict[str, Any]]:

@@ -9,7 +9,7 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.completion import completion
-from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out, no_slot
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node, skip_slot
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.data.generation.generate import generate
 from trainyard.evals.selection.choosing import choose_best
@@ -23,7 +23,7 @@ from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 @task(name="ai_generator", **NODE_TASK)
 def ai_generator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Ask for rows about each document and account for every answer: asked = kept + rejected, by reason."""
-    return carry_out(node, upstream, run, prepare, slot)
+    return run_node(node, upstream, run, prepare, slot)
 
 
 def slot(context: NodeContext) -> AbstractContextManager[object]:
@@ -31,7 +31,7 @@ def slot(context: NodeContext) -> AbstractContextManager[object]:
     and for a reward model that chooses among answers."""
     config = context.config(AiGeneratorConfig)
     if config.engine is not GeneratorKind.VLLM and config.best_of == 1:
-        return no_slot(context)
+        return skip_slot(context)
     return device_slots(context.settings, run=context.run.run_id, among=device_numbers()[:1], on_wait=context.note_wait)
 
 

@@ -1,4 +1,4 @@
-"""Which server answers a generator's prompts: chosen by the chain's config, the settings and the running servers."""
+"""Model server of a generator: chosen by the chain's config, the settings and the running servers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def completion(context: NodeContext, read: vllm.Probe = read_gpus) -> Iterator[C
     if config.engine is GeneratorKind.EXTRACTIVE:
         yield None
     elif config.engine is GeneratorKind.VLLM:
-        with started(context, config, read) as base_url:
-            yield asking(context, config, base_url, named(config, context.settings))
+        with start_server(context, config, read) as base_url:
+            yield asking(context, config, base_url, find_endpoint_model(config, context.settings))
     else:
         yield asking(context, config, *address(context.node.id, config, context.settings))
 
@@ -46,12 +46,12 @@ def asking(
 
 
 @contextmanager
-def started(context: NodeContext, config: AiGeneratorConfig, read: vllm.Probe) -> Iterator[str]:
+def start_server(context: NodeContext, config: AiGeneratorConfig, read: vllm.Probe) -> Iterator[str]:
     """The base URL of a vLLM server of this node's own. Its log stays in the run's folder."""
     vllm.require_gpu(read)
-    source = resolve_model(named(config, context.settings), context.settings)
+    source = resolve_model(find_endpoint_model(config, context.settings), context.settings)
     folder = context.record.folder / "vllm" / context.node.id
-    profile = vllm.profile_of(source.location, source.name, context.settings)
+    profile = vllm.build_profile(source.location, source.name, context.settings)
     context.say(f"starting vLLM with {source.name}; its log is in {folder}")
     with InferenceServer(profile, folder, context.settings, index=device_numbers()[0], read=read) as server:
         server.start()
@@ -59,28 +59,28 @@ def started(context: NodeContext, config: AiGeneratorConfig, read: vllm.Probe) -
         yield server.chat_url
 
 
-def named(config: AiGeneratorConfig, settings: Settings) -> str:
+def find_endpoint_model(config: AiGeneratorConfig, settings: Settings) -> str:
     return config.model or settings.default_base_model
 
 
 def address(node_id: str, config: AiGeneratorConfig, settings: Settings) -> tuple[str, str, str | None]:
     """(base URL, the server's name for the model, API key) of a generator."""
     if config.engine is GeneratorKind.LOCAL:
-        name = named(config, settings)
+        name = find_endpoint_model(config, settings)
         url = embedded.find_running(settings) or embedded.start(settings, name)
         return f"{url}/v1", name, None
     if config.base_url is not None:  # the chain's own address: no endpoint's key goes there, whatever the model's name
-        return config.base_url, named(config, settings), None
+        return config.base_url, find_endpoint_model(config, settings), None
     if config.endpoint is not None:
         endpoint = settings.endpoint(config.endpoint)
-        return endpoint.base_url, named(config, settings), api_key_from(endpoint.api_key_env)
+        return endpoint.base_url, find_endpoint_model(config, settings), api_key_from(endpoint.api_key_env)
     if config.model not in settings.endpoints:
-        raise unresolved(node_id, config)
+        raise unresolved_error(node_id, config)
     endpoint = settings.endpoint(config.model)
     return endpoint.base_url, endpoint.model or config.model, api_key_from(endpoint.api_key_env)
 
 
-def unresolved(node_id: str, config: AiGeneratorConfig) -> Refused:
+def unresolved_error(node_id: str, config: AiGeneratorConfig) -> Refused:
     because = f"no endpoint is configured for the model {config.model!r}, and none is given in the chain."
     instead = f'[endpoints."{config.model}"] base_url = "…" in trainyard.toml, or base_url in the node, or no model.'
     return Refused([Reason("R-ENDPOINT", node_id, "config.model", because, instead)])

@@ -9,7 +9,7 @@ from typing import Any
 from prefect import task
 from prefect.client.schemas.objects import State
 
-from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
 from trainyard.data.sources import read_source
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig
@@ -19,7 +19,7 @@ from trainyard.stores.artifacts import NodeOutput, Produced
 @task(name="data_source", **NODE_TASK)
 def data_source(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Read what the config names and leave documents or normalised rows, with every refused row in quarantine."""
-    return carry_out(node, upstream, run, prepare)
+    return run_node(node, upstream, run, prepare)
 
 
 def prepare(context: NodeContext) -> Make:

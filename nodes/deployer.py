@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect import task
 from prefect.client.schemas.objects import State
 
-from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
 from trainyard.app.run_records import data_sources
 from trainyard.serve.deploy import deploy
 from trainyard.spec.axes.data import Port
@@ -21,7 +21,7 @@ from trainyard.stores.artifacts import NodeOutput, Produced
 @task(name="deployer", **NODE_TASK)
 def deployer(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Reserve a version, switch every target or none, ask the canary; keep the old version if it does not answer."""
-    return carry_out(node, upstream, run, prepare)
+    return run_node(node, upstream, run, prepare)
 
 
 def prepare(context: NodeContext) -> Make:

@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect import task
 from prefect.client.schemas.objects import State
 
-from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
 from trainyard.backends.choices import keep_evaluation
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.data.paths import data_roots, resolve_inside
@@ -24,7 +24,7 @@ from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 @task(name="evaluator", **NODE_TASK)
 def evaluator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Score candidate, baseline and control on every held-out set and write the report that the gate reads."""
-    return carry_out(node, upstream, run, prepare, slot)
+    return run_node(node, upstream, run, prepare, slot)
 
 
 def slot(context: NodeContext) -> AbstractContextManager[object]:
@@ -38,7 +38,7 @@ def prepare(context: NodeContext) -> Make:
     for references in context.inputs.values():
         for reference in references:
             open_reference(reference)
-    config = inside(context.config(EvaluatorConfig), context)
+    config = resolve_task_files(context.config(EvaluatorConfig), context)
     choices = keep_evaluation(context.settings)
     live = live_version(context, config)
     path = AdapterRegistry(context.settings.adapters).path(live) if live else None
@@ -56,7 +56,7 @@ def prepare(context: NodeContext) -> Make:
     return make
 
 
-def inside(config: EvaluatorConfig, context: NodeContext) -> EvaluatorConfig:
+def resolve_task_files(config: EvaluatorConfig, context: NodeContext) -> EvaluatorConfig:
     """Return the config with every task file's real path, which lies inside a data root."""
     roots = data_roots(context.settings)
     lines = [

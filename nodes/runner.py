@@ -1,4 +1,4 @@
-"""How every node runs: find the finished result by its key, else make it; say what happens; fail in words.
+"""Execution of every node: return the cached result or compute it; report progress; turn errors into messages.
 
 A node module contains one Prefect task and one `prepare` function: context in, `make(folder) -> Produced` out. All that
 they share is here, once. Results travel through Prefect as references; finished results live in the artifact store,
@@ -20,7 +20,7 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Failed
 
-from nodes.summaries import rows_of, summary
+from nodes.summaries import count_rows, summary
 from trainyard.app.live.waits import describe_wait
 from trainyard.app.plan.keys import content_key, list_needed_models
 from trainyard.app.run_records import RunRecord, is_closed_gate, read_events
@@ -56,7 +56,7 @@ NODE_TASK: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": True, "
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a node knows of the run that it is part of."""
+    """Facts of the run that a node is part of."""
 
     run_id: str
     chain: str
@@ -77,7 +77,7 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """One node, its inputs and its surroundings, for `prepare`."""
+    """Context of a node for `prepare`: the node, its inputs and the run."""
 
     node: ResolvedNode
     inputs: dict[Port, list[Reference]]
@@ -102,7 +102,7 @@ class NodeContext:
         """Return whether the run should continue, for the supervisors of its children; shared by all nodes of the
         run.
         """
-        return wanted_of(self.run.run_id)
+        return watch_desired_state(self.run.run_id)
 
     def config(self, kind: type[Config]) -> Config:
         """Return the node's complete config, which the resolved chain contains as the config of its type."""
@@ -191,7 +191,7 @@ class NodeContext:
 
 
 @lru_cache(maxsize=8)
-def wanted_of(run_id: str) -> Callable[[], DesiredState]:
+def watch_desired_state(run_id: str) -> Callable[[], DesiredState]:
     """Shared by the nodes of a run; a chain that is done within a second never asks the server."""
     return make_state_reader(run_id, first_after_s=WANTED_EVERY_S)
 
@@ -200,12 +200,12 @@ Prepare = Callable[[NodeContext], Make]
 Slot = Callable[[NodeContext], AbstractContextManager[object]]
 
 
-def no_slot(_: NodeContext) -> AbstractContextManager[object]:
+def skip_slot(_: NodeContext) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def carry_out(
-    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot = no_slot
+def run_node(
+    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot = skip_slot
 ) -> State[NodeOutput]:
     """Run one node. The returned state's message is what a user reads: a failure says what, why and what to do."""
     with span(f"node {node.id}", type=node.type, run=run.id or run.run_id):
@@ -222,19 +222,21 @@ def carry_out_node(
         output = reuse_or_make(context, prepare, slot)
         event = "reused" if output.reused else "finished"
         message = summary(node.type, output)
-        context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output), message=message)
+        context.record.emit(
+            node.id, event, key=output.key, facts=output.facts, rows=count_rows(output), message=message
+        )
     except NotDeployed as error:
-        return not_deployed_state(context, error)
+        return build_not_deployed_state(context, error)
     except TrainyardError as error:
         if error.code == STOPPED:
-            return stopped_state(context, error)
+            return build_stopped_state(context, error)
         context.note_failure(error)
         return Failed(message=str(error))
     name = "Cached" if output.reused else "Completed"
     return Completed(name=name, message=("reused: " if output.reused else "") + message, data=output)
 
 
-def not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOutput]:
+def build_not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOutput]:
     """Return the state of a node whose gate said no: it has decided, so it is completed. A next run decides again."""
     facts = {
         "deployed": False,
@@ -250,7 +252,7 @@ def not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOu
     return Completed(name=NOT_DEPLOYED, message=message, data=output)
 
 
-def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutput]:
+def build_stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutput]:
     """Return the state of a node that was stopped, named after the reason; a budget that is used up is a failure."""
     reason = getattr(error, "reason", "")
     if reason == BUDGET:
@@ -290,7 +292,7 @@ def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOut
     fetch_models(context)
     pin_data(context)
     key = content_key(context.node, context.inputs, context.settings, context.run.run_id)
-    again = context.run.refresh and key not in made_here(context)
+    again = context.run.refresh and key not in list_own_keys(context)
     output = None if again else store.find(key)
     if output is not None:
         return output
@@ -323,7 +325,7 @@ def pin_data(context: NodeContext) -> None:
         pin_sources(config, context.settings, run=run.run_id, refresh=run.refresh, say=context.say)
 
 
-def made_here(context: NodeContext) -> set[str]:
+def list_own_keys(context: NodeContext) -> set[str]:
     """Keys that this run made already: a retry of a run with `refresh` does not make them a second time."""
     events = read_events(context.record.folder)
     return {event["key"] for event in events if event["event"] == "finished" and event["node"] == context.node.id}

@@ -1,11 +1,11 @@
-"""One line for each finished node: the message of its state in Prefect, and its row in the run's report."""
+"""Summaries of finished nodes: the message of its state in Prefect, and its row in the run's report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainyard.app.run_records import closed_gate_line, is_closed_gate
+from trainyard.app.run_records import format_closed_gate, is_closed_gate
 from trainyard.backends.results import early_stop_text
 from trainyard.stores.artifacts import NodeOutput
 
@@ -13,11 +13,11 @@ from trainyard.stores.artifacts import NodeOutput
 def summary(node_type: str, output: NodeOutput) -> str:
     """Return the result of a node in words."""
     if is_closed_gate(output.facts):
-        return f"not deployed: {closed_gate_line(output.facts)}"
+        return f"not deployed: {format_closed_gate(output.facts)}"
     return SUMMARIES[node_type](output)
 
 
-def rows_of(output: NodeOutput) -> dict[str, int]:
+def count_rows(output: NodeOutput) -> dict[str, int]:
     """Port -> rows, where a port has rows."""
     return {port.value: reference.rows for port, reference in output.outputs.items() if reference.rows is not None}
 
@@ -34,7 +34,7 @@ def balances(output: NodeOutput) -> str:
 
 def generation(output: NodeOutput) -> str:
     facts = {**output.facts, "read": output.facts.get("asked"), "dropped": output.facts.get("rejected")}
-    line = "; ".join(balance(port, count, facts) for port, count in rows_of(output).items()) or "done"
+    line = "; ".join(balance(port, count, facts) for port, count in count_rows(output).items()) or "done"
     return line + best_answers(output.facts.get("candidates") or {})
 
 
@@ -56,10 +56,10 @@ def balance(port: str, rows: int | None, facts: Mapping[str, Any] | None) -> str
         if match["found"] and match["action"] in DONE
     ]
     line = f"{rows or 0:,} of {facts['read']:,} {port} ({rest_text})" if rest_text else f"{rows or 0:,} {port}"
-    return ", ".join([line, *noticed]) + held_out_documents(facts)
+    return ", ".join([line, *noticed]) + describe_held_out_documents(facts)
 
 
-def held_out_documents(facts: Mapping[str, Any]) -> str:
+def describe_held_out_documents(facts: Mapping[str, Any]) -> str:
     """Return the names of documents that no row is trained of: `; held out whole: prices.md and 2 more documents`."""
     names = facts.get("unseen_names") or ()
     more = facts["documents"]["heldout"] - len(names) if names else 0
@@ -83,7 +83,7 @@ def training(output: NodeOutput) -> str:
     held_out = f", best held-out loss {best['loss']:.3f} at step {best['step']}" if best else ""
     losses += held_out + (f", {evaluated}" if evaluated else "")
     losses += describe_rollouts(facts.get("rollouts") or {}) + spent(facts.get("time") or {})
-    lost = lost_rows(facts.get("data") or {})
+    lost = describe_lost_rows(facts.get("data") or {})
     diverged = "".join(f"; {divergence['text']}" for divergence in facts.get("divergence") or ())
     steps = facts.get("steps", "?")
     return f"{port} after {steps} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}{lost}{diverged}"
@@ -95,7 +95,7 @@ MOST_REASONS = 2
 """Reasons of a template that a line names."""
 
 
-def lost_rows(data: Mapping[str, Any]) -> str:
+def describe_lost_rows(data: Mapping[str, Any]) -> str:
     """Return the rows that were cut, and those that were not trained, by reason with the template's words."""
     rows = data.get("rows") or {}
     lost = {name: count for name, count in rows.items() if name.startswith("dropped_") and count}

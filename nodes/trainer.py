@@ -10,10 +10,10 @@ from pathlib import Path
 from prefect import task
 from prefect.client.schemas.objects import State
 
-from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
 from trainyard.app.run_records import read_events
 from trainyard.backends.base import turn_folder, work_folder
-from trainyard.backends.job import TrainingJob, changed_since, job_for, job_in
+from trainyard.backends.job import TrainingJob, list_differences, prepare_job, read_job
 from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.lease import turn_lock
@@ -32,7 +32,7 @@ from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 @task(name="trainer", **NODE_TASK)
 def trainer(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Train with the config's stage, method and backend, and account for every token."""
-    return carry_out(node, upstream, run, prepare, slot)
+    return run_node(node, upstream, run, prepare, slot)
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def slot(context: NodeContext) -> Iterator[None]:
     """One device, or one for each process of a distributed training; an identical training elsewhere is waited for."""
     settings, run = context.settings, context.run.run_id
     count = context.config(TrainerConfig).launch.processes
-    turn = turn_lock(turn_folder(job_of(context), settings))
+    turn = turn_lock(turn_folder(build_job(context), settings))
     with device_slots(
         settings, count, run=run, turn=turn, read_state=context.desired_state, on_wait=context.note_wait
     ) as devices:
@@ -49,7 +49,7 @@ def slot(context: NodeContext) -> Iterator[None]:
 
 
 def prepare(context: NodeContext) -> Make:
-    job = job_of(context)
+    job = build_job(context)
     require_same(context, job)
     require_verdict(context, job)
 
@@ -73,12 +73,12 @@ def require_same(context: NodeContext, job: TrainingJob) -> None:
     if not earlier or earlier[-1]["digest"] == job.digest:
         return
     before = Path(earlier[-1]["folder"])
-    earlier_job = job_in(before)
+    earlier_job = read_job(before)
     if (
         earlier_job is not None and earlier_job.digest == job.digest
     ):  # an earlier version named the same job by another digest
         return
-    changes = "; ".join(changed_since(before, job)) or "what it trains on"
+    changes = "; ".join(list_differences(before, job)) or "what it trains on"
     if not any((before / CHECKPOINT_FOLDER).glob("*")):
         context.say(f"starts from zero, because this has changed since the earlier attempt: {changes}", logging.WARNING)
         return
@@ -100,7 +100,7 @@ def require_verdict(context: NodeContext, job: TrainingJob) -> None:
     if floor is None or rows is None or work_folder(job, context.settings).exists():
         return
     _, folder = rows
-    if reasons := floor.reasons(trained=count_rows(folder / ROWS_FILE), held_out=held_out_rows(context, floor)):
+    if reasons := floor.reasons(trained=count_rows(folder / ROWS_FILE), held_out=count_held_out_rows(context, floor)):
         raise NotDeployed(
             "There are not enough rows to say whether an adapter is better; nothing was trained.",
             reasons=reasons,
@@ -109,7 +109,7 @@ def require_verdict(context: NodeContext, job: TrainingJob) -> None:
         )
 
 
-def held_out_rows(context: NodeContext, floor: VerdictFloor) -> Counted | None:
+def count_held_out_rows(context: NodeContext, floor: VerdictFloor) -> Counted | None:
     """Return the rows that decide, where their node has ended."""
     node_id, port = floor.decides or ("", Port.SFT)
     output = context.upstream.get(node_id)
@@ -132,13 +132,13 @@ def rows_judged(context: NodeContext, job: TrainingJob) -> tuple[Port, Path] | N
     return None if reference is None else (reference.kind, Path(open_reference(reference)))
 
 
-def job_of(context: NodeContext) -> TrainingJob:
+def build_job(context: NodeContext) -> TrainingJob:
     """Return the training child's job: every input verified, the base model resolved and checked."""
     config = context.config(TrainerConfig)
     data = context.needed(*(port for port in context.node.inputs if port in DATA_PORTS))
     adapter, model, scorer = (context.first(port) for port in (Port.ADAPTER, Port.MODEL, Port.REWARD))
     name = str(open_reference(model)) if model else config.base_model or context.settings.default_base_model
-    return job_for(
+    return prepare_job(
         config,
         name,
         context.settings,

@@ -9,7 +9,7 @@ from typing import Any
 from prefect import task
 from prefect.client.schemas.objects import State
 
-from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.quality.sensitive import sensitive_sentences
 from trainyard.data.validation import TokenCounter, load_token_counter, validate
@@ -25,7 +25,7 @@ from trainyard.stores.models import resolve_model
 @task(name="validator", **NODE_TASK)
 def validator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Check schema, length in tokens, quality, duplicates and grounding; hold out documents and wordings."""
-    return carry_out(node, upstream, run, prepare)
+    return run_node(node, upstream, run, prepare)
 
 
 def prepare(context: NodeContext) -> Make:

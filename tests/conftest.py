@@ -25,7 +25,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.fast import EXAMPLES, is_heavy, needs_a_model, starts_processes
 from trainyard import settings as settings_module
-from trainyard.data.limited.service import ReadingService, kept_service
+from trainyard.data.limited.service import ReadingService, keep_service
 
 if TYPE_CHECKING:
     from tests.flows.real_stack import Stack
@@ -189,7 +189,7 @@ def thread_name(runner: threading.Thread | psutil.Process) -> str:
 @pytest.fixture(autouse=True, scope="session")
 def nothing_is_left_by_the_session() -> Iterator[None]:
     before = list_running()
-    with kept_service(READING):
+    with keep_service(READING):
         yield
     limited = sys.modules.get("trainyard.data.renderers.limited")
     for each in list(limited.RUNNING.values()) if limited else ():

@@ -7,12 +7,12 @@ from typing import Any
 from trainyard.app.context import OWNER, Caller, Context
 from trainyard.callbacks import ignore
 from trainyard.settings import Settings
-from trainyard.surfaces.invocation import carry_out
+from trainyard.surfaces.invocation import execute_operation
 from trainyard.surfaces.sdk.surface import Surface, check_request
 
 
 def surface_of(settings: Settings, caller: Caller = OWNER) -> Any:
     def call(name: str, fields: dict[str, Any]) -> Any:
-        return carry_out(name, check_request(name, fields), Context(settings, say=ignore, caller=caller))
+        return execute_operation(name, check_request(name, fields), Context(settings, say=ignore, caller=caller))
 
     return Surface(call)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from trainyard.surfaces.invocation import implementation_of
+from trainyard.surfaces.invocation import load_implementation
 
 PROSE = "The answer repeats a whole sentence of its document, although the question asks for the price. " * 2
 COPIED = {
@@ -55,7 +55,7 @@ class WideSamples:
     """Names of lists that are empty."""
 
     def answer(self, operation: str) -> Any:
-        return self.value(get_type_hints(implementation_of(operation))["return"])
+        return self.value(get_type_hints(load_implementation(operation))["return"])
 
     def value(self, kind: Any, name: str = "") -> Any:
         """Return a value of a type; `name` is that of its field."""

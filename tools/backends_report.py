@@ -31,7 +31,7 @@ CHAIN_TEST = "test_a_chain_trains_on_it"
 
 @dataclass
 class Results:
-    """What one run of the tests found."""
+    """Result of one run of the tests."""
 
     chains: dict[BackendName, dict[str, str]] = field(default_factory=dict)
     """Backend -> facts of its chain, `seconds` and `state` among them."""

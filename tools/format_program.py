@@ -24,10 +24,10 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.small_jobs import Jobs, Ran, train_here, write_data
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.model.precision import convert_to_fp8
-from trainyard.train.quantization import CPU, align_train_eval, convert, load_config, stored_config
+from trainyard.train.quantization import CPU, align_train_eval, convert, load_config, read_stored_config
 
 STEPS, ROWS = 3, 32
 """All rows are in each step, so that the loss of a step is that of its weights on the same rows."""
@@ -70,7 +70,7 @@ def losses(ran: Ran) -> list[float]:
 def compare_logits(format: Quantization, base: Path, plain: Path, adapter: Path) -> dict[str, float]:
     """How far the logits of the base are from those in full precision, and how far PEFT's adapter then moves them."""
     options: dict[str, Any] = {"dtype": torch.float32, "device_map": {"": CPU}, "use_safetensors": True}
-    if (config := load_config(format, CPU, stored_config(str(base)))) is not None:
+    if (config := load_config(format, CPU, read_stored_config(str(base)))) is not None:
         options["quantization_config"] = config
     model: Any = AutoModelForCausalLM.from_pretrained(base, **options)
     convert(model, format, CPU)
@@ -89,8 +89,8 @@ def compare_logits(format: Quantization, base: Path, plain: Path, adapter: Path)
 
 def quantise_gptq(base: Path, target: Path) -> Path:
     """By gptqmodel itself, from sample texts."""
-    config = load("gptqmodel:QuantizeConfig")(bits=4, group_size=GROUP)
-    model = load("gptqmodel:GPTQModel").load(str(base), config, device=CPU)
+    config = load_object("gptqmodel:QuantizeConfig")(bits=4, group_size=GROUP)
+    model = load_object("gptqmodel:GPTQModel").load(str(base), config, device=CPU)
     texts = [f"Node {n} reads {n * 7} pairs of documents and writes the report of the night. " * 4 for n in range(32)]
     model.quantize(texts, batch_size=1)
     model.save(str(target))

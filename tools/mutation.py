@@ -58,7 +58,7 @@ TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: where, in words, and the code of the whole module with it."""
+    """A change: where, in words, and the code of the whole module with it."""
 
     file: str
     line: int

@@ -1,4 +1,4 @@
-"""One real night in a process of its own, with a quick model and a quick trainer: what tests kill at every point.
+"""Program of a real night in its own process, with a quick model and a quick trainer: what tests kill at every point.
 
     python -m tools.night_program FOLDER            run the night; TRAINYARD_FAULT ends it at a point
     python -m tools.night_program FOLDER --state    print what is left as one JSON document
@@ -23,11 +23,11 @@ from safetensors.numpy import save_file
 
 from trainyard.compute.child import faultpoint
 from trainyard.data.corpora import Corpora
-from trainyard.data.limited.service import kept_service
+from trainyard.data.limited.service import keep_service
 from trainyard.night.deps import NightDeps, NightVerdict, Stores, Trained, TrainingRequest
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport
-from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, Complete, Messages, document_of
+from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, Complete, Messages, parse_prompt
 from trainyard.spec.night import NightConfig, read_night
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.clock import RealClock
@@ -35,7 +35,7 @@ from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles
 from trainyard.stores.graph.local import LadybugGraph
 from trainyard.stores.markers.local import LocalMarkers
-from trainyard.stores.markers.records import this_owner
+from trainyard.stores.markers.records import find_owner
 from trainyard.stores.objects.local import FolderStore
 from trainyard.stores.processes import boot_id
 from trainyard.stores.whole import write_json_durably
@@ -73,7 +73,7 @@ class QuickServer:
         yield self.complete
 
     async def complete(self, messages: Messages, schema: dict[str, Any] | None, max_tokens: int) -> str:
-        lines = [line.split(" ", 1) for line in document_of(messages)[0].splitlines() if " " in line]
+        lines = [line.split(" ", 1) for line in parse_prompt(messages)[0].splitlines() if " " in line]
         entities = [{"kind": kind, "name": name} for kind, name in lines]
         return json.dumps({"entities": entities, "relations": []}) if entities else "no"
 
@@ -130,7 +130,7 @@ def world(folder: Path) -> NightDeps:
         ),
         server=QuickServer(),
         trainer=QuickTrainer(versions),
-        owner=this_owner(),
+        owner=find_owner(),
         boot_id=boot_id(),
         base_model="base",
         alone=lambda _run: nullcontext(),
@@ -182,7 +182,7 @@ def main() -> None:
     if "--state" in sys.argv:
         print(json.dumps(state(folder)))
         return
-    with kept_service():
+    with keep_service():
         report = run(folder)
     print(report.headline)
     sys.exit(report.exit_code)

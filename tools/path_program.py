@@ -23,7 +23,7 @@ from urllib.parse import quote
 import anyio
 import httpx
 
-from trainyard.operations.table import OPERATIONS, route_of
+from trainyard.operations.table import OPERATIONS, find_route
 from trainyard.settings import load_settings
 from trainyard.stores.secret_files import TokenFile
 from trainyard.surfaces.invocation import local_fields
@@ -100,7 +100,7 @@ SEEDS = (
 
 
 class Watch:
-    """What the interpreter opened and connected to, while it is on."""
+    """Record of what the interpreter opened and connected to."""
 
     def __init__(self, outside: Path, allowed_writes: tuple[Path, ...]) -> None:
         self.outside, self.allowed = str(outside), tuple(map(str, allowed_writes))
@@ -223,7 +223,7 @@ async def attack(folder: Path, first: int, count: int) -> dict[str, Any]:
 
 def request_of(name: str, field: str, text: str) -> tuple[str, httpx.URL, str]:
     """Method, address and body of a request with the text in one field."""
-    method, path = route_of(name)
+    method, path = find_route(name)
     model, row = OPERATIONS[name].request, OPERATIONS[name]
     fields = {name: "x" for name, info in model.model_fields.items() if info.is_required()} | {
         field: given_with(field, text)

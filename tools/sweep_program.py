@@ -20,7 +20,7 @@ from trainyard.spec.graph import resolve
 from trainyard.spec.training import TrainerConfig
 from trainyard.sweeps.asha import TrialState
 from trainyard.sweeps.chains import apply_values
-from trainyard.sweeps.scheduling import Segment, SegmentEnd, TrialSchedule, measured_at, value_of
+from trainyard.sweeps.scheduling import Segment, SegmentEnd, TrialSchedule, read_metric, read_metric_at
 from trainyard.sweeps.spec import SweepSpec, parse_range, rung_steps
 from trainyard.sweeps.study import SweepStudy
 
@@ -61,9 +61,9 @@ def carry_out(segment: Segment, job: TrainingJob, spec: SweepSpec, work: Path) -
     except Stopped as stopped:
         if stopped.reason != RUNG or segment.until is None:
             raise
-        value = measured_at(work, segment.until, spec.metric)
+        value = read_metric_at(work, segment.until, spec.metric)
         return SegmentEnd(TrialState.PAUSED, steps=segment.until, value=value)
-    return SegmentEnd(TrialState.COMPLETED, steps=ran.record["steps"], value=value_of(ran.record, spec.metric))
+    return SegmentEnd(TrialState.COMPLETED, steps=ran.record["steps"], value=read_metric(ran.record, spec.metric))
 
 
 def run_sweep(folder: Path, spec: SweepSpec, jobs: Jobs) -> SweepStudy:

@@ -33,7 +33,7 @@ class CallerLeft(BaseException):
 
 
 class Departure:
-    """Whether a caller has left. What works for it registers how it is ended."""
+    """Departure of a caller; work for it registers how it is ended."""
 
     def __init__(self) -> None:
         self.lock, self.has_left = threading.Lock(), False
@@ -93,7 +93,7 @@ def require_caller() -> None:
         raise CallerLeft
 
 
-def while_caller_waits(items: Iterable[Item]) -> Iterator[Item]:
+def iterate_until_departure(items: Iterable[Item]) -> Iterator[Item]:
     """The items, until the caller has left. Raises `CallerLeft`."""
     for item in items:
         require_caller()
@@ -142,7 +142,7 @@ def watch_request(request: Any) -> None:
 
     def note_connection(event: str, info: JsonMapping) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-            departure.on_leaving(ending_of(info["return_value"].get_extra_info("socket")))
+            departure.on_leaving(make_closer(info["return_value"].get_extra_info("socket")))
         elif event.endswith(".failed") and not isinstance(info.get("exception"), GeneratorExit):
             departure.require_caller()  # so that a client does not try again; a stream that is closed may not raise
 
@@ -153,7 +153,7 @@ CALLER_HOOKS: dict[str, list[Callable[..., object]]] = {"request": [watch_reques
 """For `httpx.Client(event_hooks=)`, of a client that lives as long as one call."""
 
 
-def ending_of(connection: socket.socket) -> Callable[[], None]:
+def make_closer(connection: socket.socket) -> Callable[[], None]:
     """Return what makes every wait for a connection's bytes return at once, in whatever thread it is."""
 
     def end() -> None:

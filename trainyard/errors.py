@@ -25,7 +25,7 @@ from trainyard.json_types import JsonMapping
 
 @dataclass(frozen=True)
 class Reason:
-    """One reason why a spec is not accepted: the row that the CLI, the REST 422 and the editor all print."""
+    """A reason why a spec is not accepted: the row that the CLI, the REST 422 and the editor all print."""
 
     code: str
     """`R-…` for a refused combination, `E-…` for an invalid input."""
@@ -168,7 +168,7 @@ class NotFound(TrainyardError, LookupError):
 
 
 class Conflict(TrainyardError, RuntimeError):
-    """Locked by somebody else, already taken, or changed in the meantime."""
+    """Locked by another process, already taken, or changed in the meantime."""
 
     exit_code = 4
     default_code = "E-CONFLICT"
@@ -200,6 +200,6 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def reason_of(error: TrainyardError, node: str | None, field: str) -> Reason:
+def to_reason(error: TrainyardError, node: str | None, field: str) -> Reason:
     """An error as a reason of a node."""
     return Reason(error.code, node, field, f"{error.what} {error.why}".strip(), error.do)

@@ -1,4 +1,4 @@
-"""Where Trainyard keeps its data: `TRAINYARD_HOME`, or the default. Imports no settings: reading processes ask, too."""
+"""Location of Trainyard's data: `TRAINYARD_HOME`, or the default. Imports no settings: reading processes ask, too."""
 
 from __future__ import annotations
 

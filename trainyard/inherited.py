@@ -1,4 +1,4 @@
-"""What a process that this product starts inherits: environment variables by one table, and the mode of its files.
+"""Environment of child processes: environment variables by one table, and the mode of its files.
 
 A shell has cloud keys, tokens and the Prefect server's auth string in its environment. A child runs models, data and
 scripts of other people and needs none of them: it gets the variables of `PASSED`, never one whose name looks like a

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 
-def load(path: str) -> Any:
+def load_object(path: str) -> Any:
     """Return the module, or the object at `module:name`. Raises `ImportError` or `AttributeError` if it is missing."""
     module, name = parse_path(path)
     __import__(module)  # a service asks ten times for each request; the statement's own way is the shortest

@@ -1,4 +1,4 @@
-"""Where the files are that run on top of the library: `prefect.yaml`, flows, nodes, tasks, presets, profiles, samples.
+"""Locations of the files on top of the library: `prefect.yaml`, flows, nodes, tasks, presets, profiles, samples.
 
 In a checkout they are next to the package. A wheel contains a copy of them in `trainyard/shipped` (pyproject.toml,
 `force-include`), so that `flows`, `nodes` and `tasks` take no names in `site-packages`: Prefect puts the folder of a

@@ -47,7 +47,7 @@ FunctionReference = Annotated[str, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")
 
 
 class Endpoint(BaseModel):
-    """Where a model named in a chain answers: any OpenAI-compatible base URL."""
+    """Endpoint of a model named in a chain: any OpenAI-compatible base URL."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

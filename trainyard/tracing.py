@@ -1,4 +1,4 @@
-"""One correlation id from a request to the training that it started, and OpenTelemetry's spans where they are wanted.
+"""Tracing: one correlation id from a request to the training that it started, and OpenTelemetry's spans.
 
 A span is a piece of work: a request, a run, a node, a supervised child. Its `traceparent` (W3C Trace Context) goes to
 what it starts: in a header over HTTP, in the variable `TRACEPARENT` to a process. Spans are sent when
@@ -57,15 +57,15 @@ def span(name: str, parent: str = "", **attributes: str | int | float | bool) ->
     parent = parent if is_traceparent(parent) else current_traceparent()
     tracer = open_tracer()
     if tracer is None:
-        yield from opened(new_traceparent(parent))
+        yield from open_span(new_traceparent(parent))
         return
     extracted = tracer.propagator.extract({"traceparent": parent})
     with tracer.tracer.start_as_current_span(name, context=extracted, attributes=attributes) as started:
         facts = started.get_span_context()
-        yield from opened(f"00-{facts.trace_id:032x}-{facts.span_id:016x}-01")
+        yield from open_span(f"00-{facts.trace_id:032x}-{facts.span_id:016x}-01")
 
 
-def opened(traceparent: str) -> Iterator[str]:
+def open_span(traceparent: str) -> Iterator[str]:
     before = CURRENT.set(traceparent)
     try:
         yield traceparent
@@ -75,7 +75,7 @@ def opened(traceparent: str) -> Iterator[str]:
 
 @cache
 def open_tracer() -> Any:
-    """What sends spans (`tracer`, `propagator`, `provider`); None where nobody wants them, or the extra is missing."""
+    """What sends spans (`tracer`, `propagator`, `provider`); None where they are off, or the extra is missing."""
     if not any(os.environ.get(name) for name in ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
         return None
     try:

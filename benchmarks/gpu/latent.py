@@ -164,8 +164,8 @@ def main(arguments: Sequence[str] = ()) -> int:
     torch.set_float32_matmul_precision("high")
     states = args.states or (Path(tempfile.mkdtemp()) if PLATFORM.rehearsal else RESULTS / STATES)
     end, all_courses = time.monotonic() + 60 * args.minutes, courses(PLATFORM)
-    if args.only is not None:
-        (course,) = [course for course in all_courses if course.name == args.only]
+    if args.get_single is not None:
+        (course,) = [course for course in all_courses if course.name == args.get_single]
         train_one(course, PLATFORM, states, end)
         return OK
     train_all(all_courses, states, end)

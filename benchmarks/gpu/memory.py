@@ -1,8 +1,8 @@
 """How far is the memory of a training from what the plan says?
 
 Three steps of full length, each shape with a method; random weights, made on the card. Measured is the peak of what
-torch reserved on the card plus the CUDA context, planned is `memory_of(...)`, which `trainyard plan` prints. A case
-that the plan does not fit onto this card is left out, and the table says so.
+torch reserved on the card plus the CUDA context, planned is `estimate_memory(...)`, which `trainyard plan` prints. A
+case that the plan does not fit onto this card is left out, and the table says so.
 
     python -m benchmarks.gpu memory
 """
@@ -25,7 +25,7 @@ from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, Row, finish
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.estimate.memory import Memory, memory_of
+from trainyard.spec.estimate.memory import Memory, estimate_memory
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 STEPS, TOLERANCE = 3, 0.10
@@ -63,7 +63,7 @@ class MemoryCase:
     def planned(self, platform: Platform) -> Memory:
         """What the plan counts."""
         resolved = resolve_trainer(TrainerConfig.model_validate(self.config(platform)), self.shape)
-        return memory_of(model_shape(self.shape, platform), resolved, Device(platform.device))
+        return estimate_memory(model_shape(self.shape, platform), resolved, Device(platform.device))
 
 
 CASES = (

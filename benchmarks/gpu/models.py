@@ -21,7 +21,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from benchmarks.gpu.platform import Platform
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.quantization import Quantization
@@ -147,7 +147,7 @@ def random_quantised(config: Any, request: PolicyRequest) -> Any:
     torch.manual_seed(0)
     format = request.config.quantization or Quantization.NF4
     model, how = empty_model(config, request.head), load_config(format, request.device)
-    layers, head, dtype = load("bitsandbytes.nn"), output_layer(model), base_dtype(request)
+    layers, head, dtype = load_object("bitsandbytes.nn"), output_layer(model), base_dtype(request)
     for name, layer in list(model.named_modules()):
         if type(layer) is torch.nn.Linear and layer is not head:
             sizes, packing = (layer.in_features, layer.out_features), {"quant_type": format.value}

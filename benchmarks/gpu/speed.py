@@ -29,7 +29,7 @@ from benchmarks.gpu.models import chat_rows, write_base
 from benchmarks.gpu.platform import PLATFORM, WHY, Platform, result_name
 from benchmarks.harness import OK, Row, Sample, alternate, finish, median
 from trainyard.backends.native.assembly import NativeRun, set_determinism
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.spec.axes.data import Port
 from trainyard.train.methods.table import parameter_groups
 from trainyard.train.optimizers import make_optimizer
@@ -92,7 +92,7 @@ def run_ours(run: NativeRun, platform: Platform) -> Callable[[], float]:
 
 def build_trl(platform: Platform, base: Path, folder: Path, method: str, rows: Sequence[Any], **arguments: Any) -> Any:
     """TRL's trainer over tokenised rows with its defaults, but for `arguments`."""
-    peft, quantised = load("peft"), method == "qlora"
+    peft, quantised = load_object("peft"), method == "qlora"
     adapter = peft.LoraConfig(
         r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
     )
@@ -102,14 +102,14 @@ def build_trl(platform: Platform, base: Path, folder: Path, method: str, rows: S
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=half
         )
-    settings = load("trl.trainer.sft_config").SFTConfig(
+    settings = load_object("trl.trainer.sft_config").SFTConfig(
         output_dir=str(folder), report_to="none", save_strategy="no", disable_tqdm=True, num_train_epochs=1,
         max_length=LONGEST[platform.rehearsal], use_cpu=platform.rehearsal, **arguments,
     )  # fmt: skip
-    trainer = load("trl.trainer.sft_trainer").SFTTrainer(
+    trainer = load_object("trl.trainer.sft_trainer").SFTTrainer(
         model=transformers.AutoModelForCausalLM.from_pretrained(base, **options),
         args=settings,
-        train_dataset=load("datasets").Dataset.from_list(list(rows)),
+        train_dataset=load_object("datasets").Dataset.from_list(list(rows)),
         processing_class=transformers.AutoTokenizer.from_pretrained(base),
         peft_config=adapter,
     )

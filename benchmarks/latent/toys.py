@@ -22,7 +22,7 @@ from trainyard.train.contracts import Encoded, Head, Sampling, StageSpec
 from trainyard.train.latent import rows as latent_rows
 from trainyard.train.latent import table
 from trainyard.train.losses.table import STAGES
-from trainyard.train.model.sampling import PLAIN, reader_of, sample
+from trainyard.train.model.sampling import PLAIN, choose_reader, sample
 
 Draw = Callable[[random.Random], Encoded]
 PAD = 0
@@ -99,7 +99,7 @@ def with_technique(model: Any, latent: dict[str, Any], seed: int) -> LatentSetti
 def plain(example: Encoded, *, steps: bool) -> Encoded:
     """An example for stage sft: with its steps in words, or with the answer alone."""
     learned = (example[latent_rows.STEPS] if steps else []) + example[latent_rows.ANSWER]
-    row = latent_rows.lay_out(example[latent_rows.PROMPT], [], learned)
+    row = latent_rows.build_row(example[latent_rows.PROMPT], [], learned)
     return {name: row[name] for name in ("input_ids", "labels")}
 
 
@@ -180,7 +180,7 @@ def answer(
         part = examples[at : at + AT_ONCE]
         prompts = [example[latent_rows.PROMPT] for example in part]
         with torch.no_grad():
-            reader = reader_of(model) if latent else PLAIN
+            reader = choose_reader(model) if latent else PLAIN
             completions = sample(model, NumberWriter(task.end_id), prompts, sampling, reader=reader)
         for example, completion in zip(part, completions, strict=True):
             answer_ids = example[latent_rows.ANSWER]

@@ -1,4 +1,4 @@
-"""The flow behind `session/worker`: one step session, open until it is closed or nobody calls it.
+"""The flow behind `session/worker`: one step session, open until it is closed or no longer called.
 
 It keeps a device as a trainer does, and supervises the process that answers the calls. Those go to that process
 directly: Prefect decides when a session begins, and sees how it ends.
@@ -18,14 +18,14 @@ from prefect.states import Cancelled, Completed, Failed
 
 from flows.endings import interruptible, schedule_again, server_state
 from trainyard.app.live.waits import describe_wait
-from trainyard.backends.results import TrainingStopped, unless_stopped
+from trainyard.backends.results import TrainingStopped, enter_unless_stopped
 from trainyard.backends.sessions.records import (
     SessionState,
     folder_of_session,
     read_record,
     write_status,
 )
-from trainyard.backends.sessions.running import ending, error_of, run_session
+from trainyard.backends.sessions.running import build_error, ending, run_session
 from trainyard.compute.child import RUN_VARIABLE
 from trainyard.compute.events import Event
 from trainyard.compute.lease import Wait, job_lock
@@ -62,7 +62,7 @@ async def session(session_id: str) -> State[Any]:
         except TrainyardError as error:
             return Failed(message=str(error))
         if outcome.status is Status.FAILED:
-            return Failed(message=str(error_of(outcome)))
+            return Failed(message=str(build_error(outcome)))
         _, why = ending(outcome)
         if outcome.status is Status.STOPPED and why in set(DesiredState):
             return await stop(run_id, why, "The session has saved and ended.")
@@ -77,7 +77,7 @@ def run_on_device(session_id: str, run_id: str, note: Any) -> Outcome:
     run_settings, desired_state = settings(), make_state_reader(run_id)
     record, folder = read_record(run_settings, session_id), folder_of_session(run_settings, session_id)
     lock = job_lock(run_settings, folder, run=run_id, give_up=lambda: desired_state() is not DesiredState.RUN)
-    with unless_stopped(lock, desired_state, "The run was stopped while another one has the session."):
+    with enter_unless_stopped(lock, desired_state, "The run was stopped while another one has the session."):
         write_status(folder, SessionState.PENDING, "waiting for the device", run_id)
 
         def note_wait(wait: Wait) -> None:

@@ -21,7 +21,7 @@ from tools.docs.offline import loads_from_elsewhere
 from tools.docs.pages import FOLDER, pages
 from trainyard.operations.table import OPERATIONS
 from trainyard.spec.compat.table import ROWS
-from trainyard.surfaces.cli.main import OperationCommand, Place, app, parameters_of
+from trainyard.surfaces.cli.main import OperationCommand, Place, app, build_parameters
 
 DOCS = REPOSITORY / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
@@ -154,7 +154,7 @@ def test_commands_exist(page: Path) -> None:
 
 def takes_argument(word: str) -> bool:
     """Whether a first word is a command itself that takes an argument, such as `sweep FILE`."""
-    return word in OPERATIONS and any(isinstance(parameter, Place) for parameter in parameters_of(word))
+    return word in OPERATIONS and any(isinstance(parameter, Place) for parameter in build_parameters(word))
 
 
 def command_lines(page: Path) -> Iterator[list[str]]:

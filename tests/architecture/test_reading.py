@@ -20,7 +20,7 @@ INSIDE = (
 PARSES = (*("documents", "markup", "rowfiles", "jsonl", "tables", "repositories", "intake", "streams", "parts"),)
 """Modules of `trainyard/data/readers` that look at the bytes of a file."""
 SIMULATED = "trainyard/testing/nights/"
-"""Its documents are its own and in memory: `parse_here` parses them in the simulator's process."""
+"""Its documents are its own and in memory: `parse_in_process` parses them in the simulator's process."""
 NIGHT = ("trainyard/night/", "trainyard/data/corpora.py")
 """Code of the night's process, which has the bytes of documents and of lines of a corpus."""
 OWN_RECORDS = {"read_intent", "write_report", "point_there", "judge"}
@@ -86,7 +86,7 @@ def test_no_reader_is_called_around_the_limits() -> None:
         "from trainyard.data.readers import documents",
         "import trainyard.data.readers.tables as t",
         "def f():\n    from pypdf import PdfReader",
-        "from trainyard.data.limited.jobs import carry_out",
+        "from trainyard.data.limited.jobs import run_request",
         "from pyarrow import parquet",
         "import openpyxl",
     ],

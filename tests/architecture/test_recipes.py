@@ -54,12 +54,12 @@ RECIPES = {
             ),
             Edit(
                 "train/optimizers.py", "    Optimizer.SGD: ",
-                "    Optimizer.TOY: lambda groups: CompositeOptimizer(sign=SignDescent(without_names(groups))),\n",
+                "    Optimizer.TOY: lambda groups: CompositeOptimizer(sign=SignDescent(drop_names(groups))),\n",
             ),
         ),
         "import torch; from trainyard.train.optimizers import available, make_optimizer\n"
         "toy = Config(hyperparameters={'optimizer': 'toy'})\n"
-        "assert refused_settings(toy) == {} and available(toy.hyperparameters.optimizer).ok\n"
+        "assert find_refused_settings(toy) == {} and available(toy.hyperparameters.optimizer).ok\n"
         "assert toy.hyperparameters.optimizer in BackendName.NATIVE.facts.optimizers\n"
         "weight = torch.nn.Parameter(torch.tensor([1.0, 1.0])); weight.grad = torch.tensor([-3.0, 0.2])\n"
         "make_optimizer([{'params': [weight], 'names': ['w'], 'lr': 0.25, 'weight_decay': 0.0}], toy).step()\n"
@@ -76,7 +76,7 @@ RECIPES = {
             Edit("spec/rates.py", "    Schedule.LINEAR: ", "    Schedule.TOY: saw,\n"),
         ),
         "from trainyard.spec.rates import SCHEDULES; toy = Config(hyperparameters={'schedule': 'toy'})\n"
-        "assert refused_settings(toy) == {}\n"
+        "assert find_refused_settings(toy) == {}\n"
         "rates = [SCHEDULES[toy.hyperparameters.schedule](step, 9, 1) for step in range(1, 7)]\n"
         "assert rates == [1.0, 0.75, 0.5, 0.25, 1.0, 0.75]\n",
     ),
@@ -100,7 +100,7 @@ RECIPES = {
         ),
         "from trainyard.train.latent.table import TECHNIQUES, prepare; from transformers import LlamaForCausalLM\n"
         "toy = Config(stage={'type': 'sft', 'latent': {'type': 'toy', 'count': 2}})\n"
-        "assert refused_settings(toy) == {} and toy.stage.technique.type in TECHNIQUES\n"
+        "assert find_refused_settings(toy) == {} and toy.stage.technique.type in TECHNIQUES\n"
         "weights = prepare(LlamaForCausalLM(tiny_config()), None, toy.stage.technique).state_dict()\n"
         "assert weights['vectors_KD'].shape == (1, 16) and not weights['vectors_KD'].any()\n",
     ),
@@ -125,7 +125,7 @@ RECIPES = {
         ),
         "from trainyard.train.methods.table import METHODS; from transformers import LlamaForCausalLM\n"
         "toy = Config(method='toy'); model = LlamaForCausalLM(tiny_config())\n"
-        "assert refused_settings(toy) == {} and not toy.method.facts.adapter\n"
+        "assert find_refused_settings(toy) == {} and not toy.method.facts.adapter\n"
         "METHODS[toy.method.type].choose(model, None)\n"
         "moving = [name for name, weight in model.named_parameters() if weight.requires_grad]\n"
         "assert len(moving) == 3 and all('norm' in name for name in moving)\n",
@@ -152,7 +152,7 @@ RECIPES = {
         "from trainyard.spec.training import resolve_trainer; from trainyard.train.losses.table import STAGES\n"
         "import torch; toy = Config(stage='riddle', backend='script', launch={'script': 'mine'})\n"
         "toy = resolve_trainer(toy, 'base'); half = {'logprobs_N': torch.tensor([0.5, 0.5]).log()}\n"
-        "assert toy.hyperparameters.learning_rate == 1e-4 and refused_settings(toy) == {}\n"
+        "assert toy.hyperparameters.learning_rate == 1e-4 and find_refused_settings(toy) == {}\n"
         "value, _ = STAGES[toy.stage.type].loss({}, half, None, toy)\n"
         "assert abs(float(value) - 2 * 0.25 * 0.693147) < 1e-5\n",
     ),
@@ -177,7 +177,7 @@ RECIPES = {
         ),
         "import torch; from trainyard.train.quantization import convert, load_config, probe\n"
         "toy = Config(method='qlora', quantization='toy'); model = torch.nn.Sequential(torch.nn.Linear(8, 8))\n"
-        "assert refused_settings(toy) == {} and probe(toy.quantization, 'cpu').ok\n"
+        "assert find_refused_settings(toy) == {} and probe(toy.quantization, 'cpu').ok\n"
         "assert load_config(toy.quantization, 'cpu') is None and convert(model, toy.quantization, 'cpu') == 1\n"
         "assert len(model[0].weight.abs().unique()) == 1\n",
     ),
@@ -187,12 +187,12 @@ RECIPES = {
             Edit(
                 "serve/targets/toy.py", "",
                 "from trainyard.callbacks import ignore\n"
-                "from trainyard.serve.targets.contract import Actions, no_objection\n\n\n"
+                "from trainyard.serve.targets.contract import Actions, accept_site\n\n\n"
                 "def sign(site):\n"
                 '    """Write which version is live into the file that the target names."""\n'
                 '    with open(site.target.path_prefix[1], "w") as file:\n'
                 "        file.write(site.new.name)\n\n\n"
-                "ACTIONS = Actions(no_objection, ignore, ignore, sign, ignore, ignore)\n",
+                "ACTIONS = Actions(accept_site, ignore, ignore, sign, ignore, ignore)\n",
             ),
             Edit("serve/targets/table.py", "TARGETS: dict", "from trainyard.serve.targets import toy\n\n"),
             Edit("serve/targets/table.py", "    TargetType.EMBEDDED: ", "    TargetType.TOY: toy.ACTIONS,\n"),
@@ -229,11 +229,11 @@ RECIPES = {
                 '    (folder / "result" / "model" / "training.json").write_text(json.dumps({"steps": 1}))\n',
             ),
         ),
-        "import subprocess, tempfile; from pathlib import Path; from trainyard.backends.base import load\n"
+        "import subprocess, tempfile; from pathlib import Path; from trainyard.backends.base import load_program\n"
         "toy = Config(backend='toy', stage='dpo', method='lora'); folder = Path(tempfile.mkdtemp())\n"
-        "assert list(refused_settings(toy)) == ['stage', 'method']\n"
+        "assert list(find_refused_settings(toy)) == ['stage', 'method']\n"
         "(folder / 'spec.json').write_text('{\"rows\": 4}')\n"
-        "subprocess.run(load(toy.backend).command(None, folder), check=True)\n"
+        "subprocess.run(load_program(toy.backend).command(None, folder), check=True)\n"
         "assert json.loads((folder / 'result/model/training.json').read_text()) == {'steps': 1}\n"
         "lines = [json.loads(line) for line in (folder / 'events.jsonl').read_text().splitlines()]\n"
         "assert [line['loss'] for line in lines if line['event'] == 'progress'] == [0.25]\n",
@@ -338,7 +338,7 @@ RECIPES = {
         ),
         "import contextlib, io, sys; from trainyard.operations import table\n"
         "from trainyard.surfaces.cli.main import main\n"
-        "rows = {name: row for word in table.MODULES for name, row in table.rows_of(word).items()}\n"
+        "rows = {name: row for word in table.MODULES for name, row in table.list_rows(word).items()}\n"
         "names = json.dumps({name: row.summary for name, row in rows.items()})  # as `make reference` writes them\n"
         "table.NAMES_FILE.write_text(names); table.read_summaries.cache_clear()\n"
         "printed, sys.argv = io.StringIO(), ['trainyard', 'env', 'toy', '--json']\n"
@@ -356,7 +356,7 @@ PATH = re.compile(r"`([a-z_/<>]+(?:/|\.py))`")
 PRELUDE = """
 import json, traceback
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.compat.backends import refused_settings
+from trainyard.spec.compat.backends import find_refused_settings
 from trainyard.spec.training import TrainerConfig as Config
 
 def tiny_config():

@@ -41,14 +41,14 @@ WITHOUT = {
     "trainyard/backends/job.py: rename_work_folder": WORK,
     "trainyard/backends/llamacpp/build.py: keep": CACHE,
     "trainyard/backends/llamacpp/plan.py: write_plan": CHILD,
-    "trainyard/backends/llamacpp/program.py: hand_over": CHILD,
-    "trainyard/backends/llamacpp/program.py: one_epoch": WORK,
+    "trainyard/backends/llamacpp/program.py: write_result": CHILD,
+    "trainyard/backends/llamacpp/program.py: run_epoch": WORK,
     "trainyard/backends/llamacpp/program.py: write": CHILD,
     "trainyard/backends/native/assembly.py: keep_layout": WORK,
     "trainyard/backends/native/program.py: with_memory_fit": WORK,
     "trainyard/backends/native/sessions/server.py: start": CHILD,
     "trainyard/backends/native/sessions/verbs.py: save_result": HASHED,
-    "trainyard/backends/oom.py: noted": WORK,
+    "trainyard/backends/oom.py: record_smaller_batch": WORK,
     "trainyard/backends/oom.py: remember": WORK,
     "trainyard/backends/results.py: collect_result": HASHED,
     "trainyard/backends/script/files.py: write": CHILD,
@@ -84,7 +84,7 @@ def writing_without_version(name: str, text: str) -> Iterator[str]:
     for function in ast.walk(ast.parse(text)):
         if isinstance(function, ast.FunctionDef):
             called = {called_name(call) for call in ast.walk(function) if isinstance(call, ast.Call)}
-            if called & WRITERS and not called & {"versioned", "to_json"}:
+            if called & WRITERS and not called & {"add_version", "to_json"}:
                 yield f"{name}: {function.name}"
 
 
@@ -114,6 +114,6 @@ def test_each_kind_is_written_and_read_with_its_version() -> None:
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
                 kind = str(call.args[0].value)
-                written |= {kind} if called_name(call) == "versioned" else set()
-                read |= {kind} if called_name(call) in ("read_versioned", "unversioned") else set()
+                written |= {kind} if called_name(call) == "add_version" else set()
+                read |= {kind} if called_name(call) in ("read_versioned", "strip_version") else set()
     assert written == read == KINDS.keys()

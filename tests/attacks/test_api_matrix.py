@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.api_process import serving
-from trainyard.operations.table import OPERATIONS, Scope, route_of
+from trainyard.operations.table import OPERATIONS, Scope, find_route
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.secret_files import TokenFile
@@ -73,7 +73,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def send_never(running: Running, name: str, caller: str, headers: dict[str, str] | None = None) -> httpx.Response:
     """The answer to a request of an operation that is refused at the latest for its parameter."""
-    method, path = route_of(name)
+    method, path = find_route(name)
     body = {} if method == "GET" else {"json": {}}
     url = path.replace("{", "x").replace("}", "")
     return running.ask(method, url, caller, params=NEVER, headers=headers or {}, **body)
@@ -172,7 +172,7 @@ def test_no_page_of_another_origin_reaches_any_route(status: int, headers: dict[
 
 def test_forms_and_plain_texts_are_refused_by_every_route(running: Running) -> None:
     for name in OPERATIONS:
-        method, path = route_of(name)
+        method, path = find_route(name)
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "json"):
             answer = running.ask(
                 method, path.replace("{", "x").replace("}", ""), "admin", params=NEVER, content=b"{}",
@@ -187,7 +187,7 @@ def test_a_cookie_without_its_token_changes_nothing(running: Running) -> None:
     cookie = {"cookie": login.headers["set-cookie"].partition(";")[0]}
     try:
         for name in OPERATIONS:
-            method, path = route_of(name)
+            method, path = find_route(name)
             path = path.replace("{", "x").replace("}", "")
             body = {} if method == "GET" else {"json": {}}
             answer = running.client.request(method, path, params=NEVER, headers=cookie, **body)  # type: ignore[arg-type]

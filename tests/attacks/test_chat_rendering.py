@@ -12,7 +12,7 @@ import jinja2
 import psutil
 import pytest
 
-from trainyard.data.renderers.choice import by_digest, digest, list_shipped
+from trainyard.data.renderers.choice import digest, list_shipped, map_by_digest
 from trainyard.data.renderers.contract import Flavour
 from trainyard.data.renderers.limited import CPU_S, LimitedTemplate, TemplateLimit, is_known, open_limited
 from trainyard.data.renderers.rendering import Renderer
@@ -143,7 +143,7 @@ def parity_cases() -> list[Any]:
 @pytest.mark.parametrize("name", parity_cases())
 def test_the_child_writes_what_transformers_writes(name: str) -> None:
     text = list_shipped()[name].read_text(encoding="utf-8")
-    spec = by_digest().get(digest(text))
+    spec = map_by_digest().get(digest(text))
     here, there = Renderer(toy_tokenizer(text), spec, text), Renderer(toy_tokenizer(text), spec, text + "{# other #}")
     assert here.is_trusted
     assert not there.is_trusted

@@ -25,7 +25,7 @@ from trainyard.serve import embedded
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import ServerProfile
 from trainyard.settings import Settings, settings
-from trainyard.stores.markers.records import owner_alive, this_owner
+from trainyard.stores.markers.records import find_owner, owner_alive
 from trainyard.stores.processes import find_process, process_start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel notes a start once")
@@ -70,7 +70,7 @@ def write_records(here: Settings, pid: int) -> InferenceServer:
 
 @pytest.mark.parametrize("seconds", [-5, 5, 3_600])
 def test_nothing_is_lost(process: psutil.Process, seconds: int, tmp_path: Path) -> None:
-    here, pid, owner = settings(), process.pid, this_owner()
+    here, pid, owner = settings(), process.pid, find_owner()
     server, before = write_records(here, pid), process.create_time()
     tree = ProcessTree(os.getpid())
     with device_lock(here.services / "cpu-0.lock", run="one"), clock_stepped(tmp_path / "proc", seconds):

@@ -28,7 +28,7 @@ from trainyard.cancellation import CallerLeft, Departure, bind_departure, run_pr
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.rows import ROWS_FILE, Message, SftRow, write_rows
 from trainyard.operations.serving import ChatInput
-from trainyard.operations.table import OPERATIONS, route_of
+from trainyard.operations.table import OPERATIONS, find_route
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
@@ -210,7 +210,7 @@ REMOTE = sorted(name for name, row in OPERATIONS.items() if not row.local and na
 
 def request_for(name: str) -> tuple[str, str, Any]:
     """Method, path with query, and body of a request that is read without a complaint."""
-    method, path = route_of(name)
+    method, path = find_route(name)
     model = OPERATIONS[name].request
     schema = model.model_json_schema()
     fields = {field: value_for(schema["properties"][field], schema) for field in schema.get("required", ())}
@@ -295,7 +295,7 @@ def test_what_only_makes_an_answer_ends_with_its_caller(service: RunningService,
     name, path = EXPENSIVE[case]
     before = service.counts().get((name, CLOSED), 0)
     body = {"chains expand": {"target": LARGE_CHAIN}, "jobs verify": {}}.get(name)
-    connections = [service.send(route_of(name)[0], path, body) for _ in range(3)]
+    connections = [service.send(find_route(name)[0], path, body) for _ in range(3)]
     time.sleep(1)
     assert not any(is_answered(connection) for connection in connections), "it takes longer than its caller stays"
     for connection in connections:

@@ -27,7 +27,7 @@ from trainyard.night.wiring import make_night_deps
 from trainyard.settings import Settings
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.testing.nights.injected_bugs import campaign_of
+from trainyard.testing.nights.injected_bugs import run_campaign
 
 pytestmark = pytest.mark.integration
 
@@ -174,7 +174,7 @@ def test_simulated_nights_start_no_process() -> None:
             started.append(event)
 
     sys.addaudithook(hook)
-    campaign = campaign_of(326 * 1_000_003)
+    campaign = run_campaign(326 * 1_000_003)
     watching[0] = False
     assert campaign.violations == []
     assert campaign.recorded

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from tests.api_process import serving
 from tests.browser.dashboard import SLOW_MS, Audit, PageWatch, open_page
 from tests.browser.records import seed_sweep
-from trainyard.app.sweeps import SweepReport, report_of
+from trainyard.app.sweeps import SweepReport, read_report
 from trainyard.settings import Settings, load_settings
 from trainyard.stores.secret_files import TokenFile
 
@@ -36,7 +36,7 @@ def settings(home: Path) -> Settings:
 
 @pytest.fixture(scope="module")
 def sweep(settings: Settings) -> SweepReport:
-    return report_of(seed_sweep(settings), settings)
+    return read_report(seed_sweep(settings), settings)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainyard.train.checkpoint.checkpoints import damage_of
+from trainyard.train.checkpoint.checkpoints import find_damage
 from trainyard.train.checkpoint.writer import find_newest, load_checkpoint
 
 pytestmark = pytest.mark.faults
@@ -122,7 +122,7 @@ def test_killed_around_the_mirror_and_the_disk_is_lost(
 ) -> None:
     assert run(server, tmp_path, mirror=True, **case) == -9
     for path in (tmp_path / "mirror").iterdir():
-        assert damage_of(path) is None
+        assert find_damage(path) is None
     (tmp_path / "here").rename(tmp_path / "lost")
     newest = find_newest(tmp_path / "here", (tmp_path / "mirror").as_uri())
     assert newest.step == (2 if "mirrored" in case["fault"] else 1)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.small_jobs import train_as_child, write_data
 from trainyard.backends.choices import choices_digest
-from trainyard.backends.job import job_for
+from trainyard.backends.job import prepare_job
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
@@ -44,7 +44,7 @@ def train_once(base: Path, data: dict[Port, Path], folder: Path) -> tuple[str, s
     settings = load_settings(home=folder / "home")
     hyper = {"max_steps": 12, "max_length": 64, "learning_rate": 1e-2}
     config = resolve_trainer(TrainerConfig.model_validate({"backend": "native", "hyperparameters": hyper}), str(base))
-    job = job_for(
+    job = prepare_job(
         config, str(base), settings, data={Port.SFT: str(data[Port.SFT])}, data_sha256={Port.SFT: "x"}, node="trainer"
     )
     assert job.choices is not None

@@ -13,7 +13,7 @@ from prefect import flow, task
 from prefect.client.schemas.objects import State
 
 from flows.walker import FLOW, task_runner, walk
-from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
 from trainyard.errors import InvalidInput, NotDeployed
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode, digest
@@ -67,7 +67,7 @@ def prepare(context: NodeContext) -> Make:
 
 @task(name="data_source", **NODE_TASK)
 def imitation(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
-    return carry_out(node, upstream, run, prepare)
+    return run_node(node, upstream, run, prepare)
 
 
 @flow(name="shape", task_runner=task_runner(), **FLOW)

@@ -22,7 +22,7 @@ from prefect.settings import (
 )
 
 from tests.conftest import end_loops_of_prefect
-from trainyard.app.services import few_certificates, start_server, stop
+from trainyard.app.services import certificate_variables, start_server, stop
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import read_auth
 
@@ -73,7 +73,7 @@ def prefect(flow_server: FlowServer, tmp_path_factory: pytest.TempPathFactory) -
         PREFECT_API_URL: flow_server.url,
         PREFECT_API_AUTH_STRING: read_auth(server_settings),
         PREFECT_HOME: server_settings.prefect_home,
-        PREFECT_API_SSL_CERT_FILE: few_certificates(server_settings, flow_server.url)[CERTIFICATE],
+        PREFECT_API_SSL_CERT_FILE: certificate_variables(server_settings, flow_server.url)[CERTIFICATE],
     }
     # The second context is for threads that a test starts: they have none of their own.
     with temporary_settings(prefect_settings), _temporary_global_settings_context(get_settings_context()):

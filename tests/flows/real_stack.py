@@ -21,7 +21,7 @@ import psutil
 
 from trainyard.app.run_records import read_events, read_result
 from trainyard.app.services import running
-from trainyard.app.training_logs import training_logs_of
+from trainyard.app.training_logs import find_training_logs
 from trainyard.compute.child import PARENT_VARIABLE
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_header, read_auth
@@ -133,7 +133,7 @@ class Stack:
 
     def step(self, run_id: str) -> int:
         """The newest step of a job's trainer, read from its own events."""
-        works = training_logs_of(self.settings.runs / run_id)
+        works = find_training_logs(self.settings.runs / run_id)
         return works[-1].progress().step if works else 0
 
     def wait_for_step(self, run_id: str, step: int = 1) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.flows.real_stack import STEPS, Stack, until
-from trainyard.app.training_logs import training_logs_of
+from trainyard.app.training_logs import find_training_logs
 from trainyard.compute.events import read_events as trainer_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
@@ -62,7 +62,7 @@ def test_a_corrupt_newest_checkpoint_is_passed_over(stack: Stack, whole: str) ->
     run_id = stack.start_job()
     stack.wait_for_step(run_id, 120)
     stack.pause(run_id)
-    (work,) = training_logs_of(stack.settings.runs / run_id)
+    (work,) = find_training_logs(stack.settings.runs / run_id)
     *_, before, newest = work.checkpoints()
     victim = max((work.folder / "checkpoints" / newest).rglob("*.safetensors"), key=lambda path: path.stat().st_size)
     content = bytearray(victim.read_bytes())
@@ -169,7 +169,7 @@ def test_jobs_that_want_one_device_take_turns(stack: Stack) -> None:
     turns = []
     for run_id in ids:
         stack.finish(run_id)
-        (work,) = training_logs_of(stack.settings.runs / run_id)
+        (work,) = find_training_logs(stack.settings.runs / run_id)
         events = list(trainer_events(work.folder / "events.jsonl"))
         (released,) = [event["time"] for event in stack.events(run_id, "finished") if event["node"] == "trainer"]
         turns.append((events[0]["time"], events[-1]["time"], released))

@@ -117,13 +117,13 @@ def by_prefect(context: Context, query: dict[str, Any]) -> jobs.JobList:  # noqa
 def test_a_change_in_prefect_is_in_the_index_after_the_next_look(here: Context, synchronizer: Synchronizer) -> None:
     created = create(here)
     index = open_index(here.settings)
-    assert index.rows_of([created.run_id])[created.run_id]["state"] is JobState.PENDING, "written when it was created"
+    assert index.read_rows([created.run_id])[created.run_id]["state"] is JobState.PENDING, "written when it was created"
     put(created.run_id, Running())
     assert synchronizer.attempt()
-    assert index.rows_of([created.run_id])[created.run_id]["state"] is JobState.RUNNING
+    assert index.read_rows([created.run_id])[created.run_id]["state"] is JobState.RUNNING
     put(created.run_id, Cancelled(message="enough"))
     assert synchronizer.attempt()
-    row = index.rows_of([created.run_id])[created.run_id]
+    row = index.read_rows([created.run_id])[created.run_id]
     assert (row["state"], row["message"]) == (JobState.CANCELED, "enough")
     assert created.run_id not in index.open_runs()
 
@@ -136,16 +136,16 @@ def test_a_run_that_prefect_removed_leaves_the_index(here: Context, synchronizer
         client.delete_flow_run(UUID(first.run_id))
         client.delete_flow_run(UUID(second.run_id))
     synchronizer.attempt()
-    assert open_index(here.settings).rows_of([first.run_id]) == {}, "it was open"
+    assert open_index(here.settings).read_rows([first.run_id]) == {}, "it was open"
     synchronizer.whole_due = 0.0
     synchronizer.attempt()
-    assert open_index(here.settings).rows_of([second.run_id]) == {}
+    assert open_index(here.settings).read_rows([second.run_id]) == {}
 
 
 def test_a_verb_writes_what_it_changed(here: Context, synchronizer: Synchronizer) -> None:
     created = create(here)
     jobs.cancel_job(jobs.requests.StopInput(job=created.id), here)
-    assert open_index(here.settings).rows_of([created.run_id])[created.run_id]["state"] is JobState.CANCELED
+    assert open_index(here.settings).read_rows([created.run_id])[created.run_id]["state"] is JobState.CANCELED
     assert [job.state for job in listed(here).jobs if job.id == created.id] == [JobState.CANCELED]
 
 

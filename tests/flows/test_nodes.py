@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 from flows.chain import chain
 from flows.qa_pipeline import qa_pipeline
 from tests.flows.chain_runs import fill_working_folder, result_of, twice
-from trainyard.app.jobs.jobs import divergence_of
+from trainyard.app.jobs.jobs import read_divergence
 from trainyard.app.run_records import read_events
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
@@ -219,8 +219,8 @@ def test_a_training_that_diverges_says_so_while_it_runs_and_at_its_end(work: Pat
     warned = [event for event in read_events(folder) if event.get("divergence")]
     assert {event["event"] for event in warned} == {"warning"}
     assert "loss_rose" in {event["divergence"]["kind"] for event in warned}
-    assert {divergence.kind for divergence in divergence_of(folder, None)} >= {"loss_rose"}, "as while it runs"
-    assert [divergence.text for divergence in divergence_of(folder, result)] == [
+    assert {divergence.kind for divergence in read_divergence(folder, None)} >= {"loss_rose"}, "as while it runs"
+    assert [divergence.text for divergence in read_divergence(folder, result)] == [
         divergence["text"] for divergence in divergences.values()
     ]
     training = open_reference(result.node("trainer").outputs[Port.MODEL]) / "training.json"

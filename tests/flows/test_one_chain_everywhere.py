@@ -19,7 +19,7 @@ from tests.flows.real_stack import Stack, until
 from trainyard import Chain, connect
 from trainyard.app.run_records import REFRESH_TAG, read_result
 from trainyard.app.services import running
-from trainyard.app.training_logs import training_logs_of
+from trainyard.app.training_logs import find_training_logs
 from trainyard.compute.events import read_events
 from trainyard.stores.audit import AuditLog
 from trainyard.stores.auth_string import read_auth
@@ -108,7 +108,7 @@ def require_one_trace(stack: Stack, run_id: str, trace: str, surface: str) -> No
     assert [(line["surface"], line["outcome"], line["targets"]["run_id"]) for line in started] == [
         (surface, "done", run_id)
     ]
-    (log,) = training_logs_of(stack.settings.runs / run_id)
+    (log,) = find_training_logs(stack.settings.runs / run_id)
     run_events = [event for event in read_events(log.folder / "events.jsonl") if event.get("run") == run_id]
     assert {event["trace"] for event in run_events} == {trace}
 

@@ -30,7 +30,7 @@ from trainyard.app.context import Context
 from trainyard.app.jobs import logs
 from trainyard.app.run_records import RunRecord, RunResult, read_events
 from trainyard.app.services import worker_name
-from trainyard.app.training_logs import FRUITLESS, made_no_progress
+from trainyard.app.training_logs import FRUITLESS, has_no_progress
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound
@@ -367,11 +367,11 @@ def test_sigterm_schedules_the_run_again(tmp_path: Path) -> None:
 def test_preemptions_without_progress_come_to_an_end(tmp_path: Path) -> None:
     record = RunRecord(tmp_path)
     for _ in range(FRUITLESS):
-        assert not made_no_progress(tmp_path)
+        assert not has_no_progress(tmp_path)
         record.emit("trainer", "stopped", reason="preempt", message="The training stopped at step 7.")
-    assert made_no_progress(tmp_path)
+    assert has_no_progress(tmp_path)
     record.emit("trainer", "stopped", reason="preempt", message="The training stopped at step 8.")
-    assert not made_no_progress(tmp_path)
+    assert not has_no_progress(tmp_path)
 
 
 # The watchdog

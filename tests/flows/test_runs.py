@@ -118,11 +118,11 @@ def test_a_run_that_a_schedule_has_planned_is_a_job_once_it_is_due(deployed: Set
         until(lambda: client.read_flow_runs(deployment_filter=scheduled_by), 60, "the calendar")
         planned = client.read_flow_runs(deployment_filter=scheduled_by)
         assert all(run.auto_scheduled and JOB_TAG in run.tags for run in planned)
-        assert not {run.id for run in planned} & {run.id for run in listing.jobs_of(client)}
+        assert not {run.id for run in planned} & {run.id for run in listing.read_job_runs(client)}
         client.set_flow_run_state(planned[0].id, Late(), force=True)
-        assert [run.id for run in listing.jobs_of(client) if run.id in {planned_run.id for planned_run in planned}] == [
-            planned[0].id
-        ]
+        assert [
+            run.id for run in listing.read_job_runs(client) if run.id in {planned_run.id for planned_run in planned}
+        ] == [planned[0].id]
 
 
 def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None:

@@ -17,7 +17,7 @@ from trainyard.backends.sessions.records import STATUS_FILE, SessionState, folde
 from trainyard.errors import Conflict
 from trainyard.prefect_api import server
 from trainyard.settings import Settings, settings
-from trainyard.surfaces.invocation import carry_out, request_of
+from trainyard.surfaces.invocation import build_request, execute_operation
 
 pytestmark = pytest.mark.usefixtures("prefect")
 BODY = {"hyperparameters": {"learning_rate": 0.01}}
@@ -43,7 +43,7 @@ def deployed(flow_server: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 def do(deployed: Settings) -> Do:
     def call(operation: str, key: str = "", caller: Caller = OWNER, **fields: Any) -> Any:
         context = Context(deployed, say=lambda _: None, caller=caller, idempotency_key=key)
-        return carry_out(operation, request_of(operation, fields), context)
+        return execute_operation(operation, build_request(operation, fields), context)
 
     return call
 

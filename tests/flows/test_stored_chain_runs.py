@@ -17,7 +17,7 @@ from trainyard.errors import Conflict, NotFound
 from trainyard.prefect_api import server
 from trainyard.settings import Settings, settings
 from trainyard.spec.states import JobState
-from trainyard.surfaces.invocation import carry_out, request_of
+from trainyard.surfaces.invocation import build_request, execute_operation
 
 pytestmark = pytest.mark.usefixtures("prefect")
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
@@ -43,7 +43,7 @@ def found_ids(result: Any) -> set[str]:
 def test_runs_of_a_stored_chain(deployed: Settings, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def do(operation: str, **fields: Any) -> Any:
         monkeypatch.delenv("PREFECT_HOME", raising=False)  # which the call before has set, for a server of this home
-        return carry_out(operation, request_of(operation, fields), Context(deployed, say=lambda _: None))
+        return execute_operation(operation, build_request(operation, fields), Context(deployed, say=lambda _: None))
 
     def body(steps: int) -> dict[str, Any]:
         config = {"base_model": str(tiny_model), "hyperparameters": {"max_steps": steps}}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.flows.real_stack import Stack, standing, until
 from trainyard.app.services import running
-from trainyard.operations.table import OPERATIONS, route_of
+from trainyard.operations.table import OPERATIONS, find_route
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.xdist_group("stack faults")]
 
@@ -37,7 +37,7 @@ def client_of(stack: Stack, tenant: str, name: str = "") -> httpx.Client:
 
 def paths_of(kind: str, identifier: str) -> list[tuple[str, str]]:
     """Every route that names a job, or a session."""
-    routes = [route_of(name) for name in OPERATIONS]
+    routes = [find_route(name) for name in OPERATIONS]
     values = {kind: identifier, "op_seq": "1", "name": "forward-1-logits", "node": "trainer"}
     return [(method, path.removeprefix("/api/v1").format(**values)) for method, path in routes if f"{{{kind}}}" in path]
 

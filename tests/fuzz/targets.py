@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.compute.events import EventTail
-from trainyard.data.limited.jobs import carry_out
+from trainyard.data.limited.jobs import run_request
 from trainyard.data.limited.requests import SetRequest
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.documents import TYPES, read_document
@@ -57,7 +57,7 @@ def read_one(name: str, data: bytes) -> None:
         path = Path(folder) / name
         path.write_bytes(data)
         limits = Limits(chunk_cpu_s=HANG_S, document_cpu_s=HANG_S)
-        carry_out(SetRequest(path, (path.parent,), path.parent / "out", limits=limits), lambda fraction, text: None)
+        run_request(SetRequest(path, (path.parent,), path.parent / "out", limits=limits), lambda fraction, text: None)
 
 
 def load_spec(name: str, data: bytes) -> None:

@@ -15,7 +15,7 @@ from benchmarks.gpu.engine import CHECKPOINTS, config, saved_at_once, train_step
 from benchmarks.gpu.platform import Platform
 from trainyard.backends.native.assembly import NativeRun, settle_kernels
 from trainyard.backends.native.program import resume
-from trainyard.backends.native.proof import Silent, counted, digests
+from trainyard.backends.native.proof import Silent, count_calls, digests
 from trainyard.spec.axes.devices import Precision
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest
 from trainyard.train.session.session import Session
@@ -81,7 +81,7 @@ def test_a_stopped_training_continues_to_the_same_bits(
 
     first = started(platform, build, trainer_config, "first")
     with CheckpointWriter(tmp_path / "first" / CHECKPOINTS) as writer:
-        train_steps(first, save=saved_at_once(writer), stop=counted(STOP_AFTER, lambda: True))
+        train_steps(first, save=saved_at_once(writer), stop=count_calls(STOP_AFTER, lambda: True))
     assert len(first.progress.losses) < STEPS
     second = started(platform, build, trainer_config, "second")
     newest = find_newest(tmp_path / "first" / CHECKPOINTS, None)

@@ -34,6 +34,6 @@ def test_a_year_of_scheduled_starts_has_a_date_each(zone: str, starts: str) -> N
     begin = datetime(2026, 1, 1, tzinfo=ZoneInfo(zone))
     moments = asyncio.run(schedule.get_dates(n=DAYS, start=begin))
     window = Window(zone=zone, starts=starts)
-    dates = [datetime.strptime(window.date_of(moment.timestamp()), "%Y%m%d").date() for moment in moments]
+    dates = [datetime.strptime(window.find_date(moment.timestamp()), "%Y%m%d").date() for moment in moments]
     assert {(later - earlier).days for earlier, later in pairwise(dates)} == {1}
     assert dates[0] == moments[0].astimezone(ZoneInfo(zone)).date()

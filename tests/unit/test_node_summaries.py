@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodes.summaries import balance, lost_rows, spent
+from nodes.summaries import balance, describe_lost_rows, spent
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_slower_than_expected_is_more(time: dict[str, float], text: str) -> None
     ],
 )
 def test_rows_that_were_cut_or_left_out_are_in_the_end_line(rows: dict[str, int], text: str) -> None:
-    assert lost_rows({"rows": rows}) == text
+    assert describe_lost_rows({"rows": rows}) == text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What programs read first: parts of AGENTS.md and of the skill, and llms.txt as a whole, from the tables."""
+"""Pages that programs read first: parts of AGENTS.md and of the skill, and llms.txt as a whole, from the tables."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def exit_code(uses: Iterable[Use]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One place in the sources where a code is written."""
+    """A place in the sources where a code is written."""
 
     module: str
     kind: str = ""

@@ -8,7 +8,7 @@ import click
 
 from tools.docs.markdown import cell, code, listed, page, table
 from trainyard.operations.table import OPERATIONS
-from trainyard.surfaces.cli.main import JSON_OPTION, PROGRAM, parameters_of
+from trainyard.surfaces.cli.main import JSON_OPTION, PROGRAM, build_parameters
 
 
 def cli_page() -> str:
@@ -23,7 +23,7 @@ def cli_page() -> str:
 
 def operation_text(name: str) -> str:
     operation = OPERATIONS[name]
-    parameters = [parameter for parameter in parameters_of(name) if parameter.name != JSON_OPTION]
+    parameters = [parameter for parameter in build_parameters(name) if parameter.name != JSON_OPTION]
     usage = " ".join(
         [PROGRAM, name, *map(usage_of, sorted(parameters, key=lambda parameter: parameter.param_type_name))]
     )

@@ -1,4 +1,4 @@
-"""What each `E-…` code means and what to do, from `errors.txt`: one line a code.
+"""Meanings of the `E-…` codes and what to do, from `errors.txt`: one line a code.
 
 The message of an error says more: it names the file, the value and the command. `tests/architecture/test_reference.py`
 fails where a code of the sources has no line there, or a line has no code.

@@ -15,7 +15,7 @@ from tools.docs.refusals import refusals_page
 from tools.docs.routes import routes_page
 from tools.docs.sdk import write_types
 from tools.docs.settings import night_page, nodes_page, settings_page, templates_page
-from trainyard.operations.table import MODULES, NAMES_FILE, read_summaries, rows_of
+from trainyard.operations.table import MODULES, NAMES_FILE, list_rows, read_summaries
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES = {
@@ -54,5 +54,5 @@ def write() -> list[Path]:
 
 def names_text() -> str:
     """Return the summaries of all operations in the order of the manual, for help that imports none of them."""
-    summaries = {name: row.summary for word in MODULES for name, row in rows_of(word).items()}
+    summaries = {name: row.summary for word in MODULES for name, row in list_rows(word).items()}
     return json.dumps(summaries, indent=1, ensure_ascii=False) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from tools.docs.markdown import cell, code, page, table
-from trainyard.operations.table import OPERATIONS, Operation, route_of
+from trainyard.operations.table import OPERATIONS, Operation, find_route
 from trainyard.surfaces.problems import STATUS, STATUS_OF_CODE
 from trainyard.surfaces.rest.openapi import SERVICE_ROUTES
 
@@ -35,7 +35,7 @@ def service_routes() -> str:
 
 
 def row_of(name: str, operation: Operation) -> list[str]:
-    method, path = route_of(name)
+    method, path = find_route(name)
     fields = [field for field in operation.request.model_fields if f"{{{field}}}" not in path]
     field_texts = [f"the body is {code(field)}" if field == operation.body else code(field) for field in fields]
     scope = operation.scope.value + ("" if operation.tenants else ", all tenants")

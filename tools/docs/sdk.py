@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from trainyard.operations.table import OPERATIONS
-from trainyard.surfaces.sdk.surface import attribute_of, words_after
+from trainyard.surfaces.sdk.surface import attribute_name, list_words
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "trainyard" / "surfaces" / "sdk"
@@ -29,9 +29,9 @@ Call = Callable[[str, dict[str, Any]], Any]
 class Surface(Operations):
     def __init__(self, call: Call, word: str = "") -> None: ...
 
-def words_after(word: str) -> list[str]: ...
-def attribute_of(word: str) -> str: ...
-def call_here(name: str, fields: dict[str, Any]) -> Any: ...
+def list_words(word: str) -> list[str]: ...
+def attribute_name(word: str) -> str: ...
+def run_locally(name: str, fields: dict[str, Any]) -> Any: ...
 def check_request(name: str, fields: dict[str, Any]) -> Any: ...
 def parameter(name: str, field: FieldInfo) -> Parameter: ...
 
@@ -102,7 +102,7 @@ class Imports:
 
 @dataclass(frozen=True)
 class Style:
-    """How the classes of a file are written."""
+    """Rendering of the classes of a file."""
 
     word: str
     """First word of the names of its classes."""
@@ -118,7 +118,7 @@ SYNC, ASYNC = Style("", "def"), Style("Async", "async def")
 def sdk_types(style: Style = SYNC) -> str:
     """The whole file."""
     imports = Imports(SYNC_IMPORTS if style is SYNC else ASYNC_IMPORTS)
-    groups = [part for word in words_after("") if (part := group_text(word, imports, style))]
+    groups = [part for word in list_words("") if (part := group_text(word, imports, style))]
     root = class_text(style.class_name(""), "", imports, style)
     tail = TAIL if style is SYNC else ASYNC_TAIL
     return "\n".join([HEAD + "\n" + "\n".join(imports.lines()), "", *groups, root, tail.lstrip()]).rstrip() + "\n"
@@ -126,19 +126,19 @@ def sdk_types(style: Style = SYNC) -> str:
 
 def group_text(word: str, imports: Imports, style: Style) -> str:
     """The class of a word that other words follow; "" for a word that is an operation alone."""
-    return class_text(style.class_name(word), word, imports, style) if words_after(word) else ""
+    return class_text(style.class_name(word), word, imports, style) if list_words(word) else ""
 
 
 def class_text(name: str, word: str, imports: Imports, style: Style) -> str:
     lines = [f"class {name}:"]
     if word in OPERATIONS:
         lines.append(method_text("__call__", word, imports, style))
-    for next_word in words_after(word):
+    for next_word in list_words(word):
         whole = f"{word} {next_word}".strip()
-        if words_after(whole):
-            lines += ["    @property", f"    def {attribute_of(next_word)}(self) -> {style.class_name(whole)}: ..."]
+        if list_words(whole):
+            lines += ["    @property", f"    def {attribute_name(next_word)}(self) -> {style.class_name(whole)}: ..."]
         else:
-            lines.append(method_text(attribute_of(next_word), whole, imports, style))
+            lines.append(method_text(attribute_name(next_word), whole, imports, style))
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Which trainers this machine has, and what makes the others available.
+"""Backends of this machine, and what makes the others available.
 
 Installations that run on their own: started, looked at and stopped by any process of this home.
 
@@ -26,7 +26,7 @@ from trainyard.backends import environments, installing
 from trainyard.backends.base import probe
 from trainyard.backends.install_steps import LOG_FILE
 from trainyard.backends.installing import require_installable
-from trainyard.compute.gpus import devices_here
+from trainyard.compute.gpus import list_devices
 from trainyard.compute.services import Service, read_record, reap_launched, record_path, stop_service
 from trainyard.compute.tail import read_end
 from trainyard.errors import Conflict
@@ -118,7 +118,7 @@ def cancel_installation(name: Installable, settings: Settings) -> None:
 
 
 class BackendOptions(Response):
-    """What a chain may ask of a trainer; `check` refuses the rest."""
+    """Options that a chain may set for a backend; `check` refuses the rest."""
 
     stages: tuple[Stage, ...]
     methods: tuple[Method, ...]
@@ -130,7 +130,7 @@ class BackendOptions(Response):
 
 
 class BackendRow(Response):
-    """One trainer as this machine sees it."""
+    """A trainer as this machine sees it."""
 
     name: BackendName
     available: bool
@@ -162,7 +162,7 @@ def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
     """Return every backend: version, whether it imports, whether a device fits, why it is not available, what fixes
     it.
     """
-    here = frozenset(devices_here())
+    here = frozenset(list_devices())
     return BackendTable(rows=tuple(build_row(name, settings, here, imports=imports) for name in BackendName))
 
 
@@ -185,12 +185,12 @@ def build_row(name: BackendName, settings: Settings, here: frozenset[Device], *,
         why=why,
         fix=availability.fix,
         installable=name in environments.ENVIRONMENTS and not environments.is_named(name, settings),
-        options=options_of(name),
+        options=describe_options(name),
         installation=read_installation(name, settings, available=availability.available),
     )
 
 
-def options_of(name: BackendName) -> BackendOptions:
+def describe_options(name: BackendName) -> BackendOptions:
     facts = name.facts
     return BackendOptions(
         stages=facts.stages,
@@ -206,7 +206,7 @@ def read_import_result(name: BackendName, settings: Settings, *, imports: bool) 
     """Return the state of a backend's import; its test is run if that is wanted and it is installed."""
     if name not in environments.ENVIRONMENTS:
         return "with trainyard"
-    if not (environments.folder(name, settings) / "bin" / "python").exists():
+    if not (environments.find_folder(name, settings) / "bin" / "python").exists():
         return "-"
     health = environments.health(name, settings) if imports else environments.read_last_health(name, settings)
     if health is None:

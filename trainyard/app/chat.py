@@ -46,7 +46,7 @@ RESET, QUIT = "/reset", "/quit"
 
 
 class ChatTurn(Response):
-    """One question and both answers; an answer is None if the server refused it."""
+    """A question and both answers; an answer is None if the server refused it."""
 
     question: str
     base: str | None = Field(description="The base's answer.")
@@ -70,7 +70,7 @@ class ChatOutput(Response):
 
 @dataclass
 class Conversation:
-    """What one model was asked and has answered."""
+    """Conversation with one model."""
 
     client: httpx.Client
     model: str
@@ -99,7 +99,7 @@ class Conversation:
                 raise refused_question_error(server_message(answer))
             for line in answer.iter_lines():
                 require_caller()
-                if (chunk := chunk_of(line)) is None:
+                if (chunk := parse_chunk(line)) is None:
                     continue
                 if "error" in chunk:
                     raise refused_question_error(str(chunk["error"].get("message", chunk["error"])))
@@ -109,7 +109,7 @@ class Conversation:
         return text
 
 
-def chunk_of(line: str) -> JsonObject | None:
+def parse_chunk(line: str) -> JsonObject | None:
     """Return the object of a line of server-sent events; None for any other line, and for the last one."""
     data = line.removeprefix("data:").strip()
     if not line.startswith("data:") or data == "[DONE]":
@@ -129,7 +129,7 @@ def refused_question_error(why: str) -> TrainyardError:
 def chat(request: ChatInput, context: Context) -> ChatOutput:
     """Answer each question twice. Raises what `find_served` and `serving` raise."""
     adapter = find_served(request.adapter, context)
-    questions = questions_of(request, context)
+    questions = read_questions(request, context)
     try:
         with serving(adapter, context) as (url, base), model_client(url) as client:
             both = [Conversation(client, name, request) for name in (base, adapter.name)]
@@ -148,7 +148,7 @@ def unreachable_error(error: httpx.HTTPError) -> Unavailable:
     )
 
 
-def questions_of(request: ChatInput, context: Context) -> Iterator[str]:
+def read_questions(request: ChatInput, context: Context) -> Iterator[str]:
     """Return the questions of the request, else those of the user. Raises `InvalidInput` (`E-PARAMETER`) without
     any.
     """
@@ -207,7 +207,7 @@ def serving(adapter: NamedAdapter, context: Context) -> Iterator[tuple[str, str]
     if url is not None and base is not None:
         yield url, base
         return
-    source = base_of(adapter, context.settings)
+    source = find_adapter_base(adapter, context.settings)
     with run_own_server(source, adapter, context) as server_url:
         yield server_url, source.name
 
@@ -238,7 +238,7 @@ def load_adapter(url: str, adapter: NamedAdapter) -> str | None:
         return str(base)
 
 
-def base_of(adapter: NamedAdapter, settings: Settings) -> ModelSource:
+def find_adapter_base(adapter: NamedAdapter, settings: Settings) -> ModelSource:
     """Return the base that the adapter was trained on, as it is on this machine.
 
     Raises `NotFound` (`E-MODEL-NOT-FOUND`), and `InvalidInput` (`E-ADAPTER-MISMATCH`) if it is another one by now.

@@ -1,4 +1,4 @@
-"""Where flows, nodes and deployments are. Apart from the stack, so that a check imports no server."""
+"""Locations of flows, nodes and deployments. Apart from the stack, so that a check imports no server."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PLACES = {
 """Shell -> its script below the user's folder, the file that it reads when it starts, and the line needed there."""
 
 
-def shell_here() -> str:
+def find_shell() -> str:
     """Return the shell that this process was started from, else the user's own."""
     names = (parent.name().removeprefix("-") for parent in psutil.Process().parents())
     return next((name for name in names if name in PLACES), Path(os.environ.get("SHELL", "bash")).name)
@@ -51,7 +51,7 @@ MOST_RUNS = 50
 RUN_ID_LENGTH = 36
 
 
-def known_names(kind: str, arguments: Sequence[str]) -> list[str]:
+def list_names(kind: str, arguments: Sequence[str]) -> list[str]:
     """Return what there is of a kind; `arguments` has the words of the command before the one that is completed."""
     return list(dict.fromkeys(KNOWN[kind](arguments)))
 

@@ -1,4 +1,4 @@
-"""What an operation may use of its caller: the settings, and where its progress goes."""
+"""Context of an operation: the settings, and where its progress goes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainyard.settings import Settings
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks for an operation, and what that caller may do."""
+    """The authenticated caller and its permissions."""
 
     name: str
     """Of the token, or of the owner of this home; it is in the audit log."""
@@ -42,7 +42,7 @@ OWNER = Caller("owner")
 
 @dataclass(frozen=True)
 class Context:
-    """What an operation may use of its caller."""
+    """Context of an operation: the caller, its settings, and where progress goes."""
 
     settings: Settings
     say: Callable[[str], None] = field(default=print)
@@ -52,7 +52,7 @@ class Context:
     next_input: Callable[[], str | None] | None = None
     """Returns what a user types next, None at the end (`chat`); without a user there is none."""
     caller: Caller = OWNER
-    """Who asks; an operation with `tenants` shows and changes what belongs to that tenant."""
+    """The caller; an operation with `tenants` shows and changes what belongs to that tenant."""
     idempotency_key: str = ""
     """With the same key, an operation that starts something starts it once."""
     surface: str = "python"
@@ -69,7 +69,7 @@ class Context:
     """Receives what can be done once the caller has the response of an operation that has succeeded."""
 
 
-def key_of(context: Context, purpose: str = "") -> str:
+def make_run_key(context: Context, purpose: str = "") -> str:
     """Return the idempotency key for Prefect's server; two callers may choose the same one. Empty without a key.
 
     Operations that start runs of one flow for different purposes name theirs.
@@ -80,7 +80,7 @@ def key_of(context: Context, purpose: str = "") -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def settings_of(context: Context) -> Settings:
+def get_settings(context: Context) -> Settings:
     """Return the settings of the caller's tenant, whose folder is one of the data roots.
 
     A token of a tenant reads that tenant's folder, not the one in which the operator works.
@@ -95,5 +95,5 @@ def settings_of(context: Context) -> Settings:
 class ConfinedCalls(Protocol):
     """Carries out operations in child processes with limits."""
 
-    def carry_out(self, name: str, request: Any, context: Any) -> Any:
+    def run_operation(self, name: str, request: Any, context: Any) -> Any:
         """Return the response of an operation. Raises what it raises, `LimitExceeded`, and `CallerLeft`."""

@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 
 from trainyard.errors import InvalidInput
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.serve.listening import is_loopback
 from trainyard.settings import Settings
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -31,7 +31,7 @@ DAY_S = 86_400
 
 @dataclass(frozen=True)
 class Exposure:
-    """Where a server listens besides loopback, and what protects it there."""
+    """Addresses besides loopback on which a server listens, and their protection."""
 
     host: str = "127.0.0.1"
     """An address or a name of this machine; 0.0.0.0 or :: means each address that it has now."""
@@ -74,7 +74,7 @@ def keep_exposure(settings: Settings, exposure: Exposure | None) -> None:
     if exposure is None:
         path.unlink(missing_ok=True)
     else:
-        write_json_durably(path, versioned("exposure", asdict(exposure)))
+        write_json_durably(path, add_version("exposure", asdict(exposure)))
 
 
 def read_exposure(settings: Settings) -> Exposure | None:
@@ -141,8 +141,10 @@ def read_certificate(path: Path, key: Path) -> Certificate:
             raise exposure_error(f"{key} is not the key of {path}.", "Give the key that belongs to it.") from error
         remedy = "Give PEM files: the certificate with those above it, and its key without a password."
         raise exposure_error(f"{path} with {key} is not a valid certificate with its key.", remedy) from error
-    certificates = load("cryptography.x509:load_pem_x509_certificates")(path.read_bytes())
-    return Certificate(str(path), str(key), names_of(certificates[0]), certificates[0].not_valid_after_utc.timestamp())
+    certificates = load_object("cryptography.x509:load_pem_x509_certificates")(path.read_bytes())
+    return Certificate(
+        str(path), str(key), read_certificate_names(certificates[0]), certificates[0].not_valid_after_utc.timestamp()
+    )
 
 
 def refuse_password() -> bytes:
@@ -153,21 +155,23 @@ def exposure_error(problem: str, do: str) -> InvalidInput:
     return InvalidInput(problem, do=do, code="E-PARAMETER")
 
 
-def names_of(certificate: object) -> tuple[str, ...]:
+def read_certificate_names(certificate: object) -> tuple[str, ...]:
     """Return the names and addresses in a certificate; one with `*` is the name of no host."""
-    extension = load("cryptography.x509:SubjectAlternativeName")
+    extension = load_object("cryptography.x509:SubjectAlternativeName")
     try:
         alternatives = certificate.extensions.get_extension_for_class(extension).value  # type: ignore[attr-defined]
-    except load("cryptography.x509:ExtensionNotFound"):
+    except load_object("cryptography.x509:ExtensionNotFound"):
         return ()
     names = [
-        str(name) for name in alternatives.get_values_for_type(load("cryptography.x509:DNSName")) if "*" not in name
+        str(name)
+        for name in alternatives.get_values_for_type(load_object("cryptography.x509:DNSName"))
+        if "*" not in name
     ]
     return (
         *names,
         *(
             format_host(str(address))
-            for address in alternatives.get_values_for_type(load("cryptography.x509:IPAddress"))
+            for address in alternatives.get_values_for_type(load_object("cryptography.x509:IPAddress"))
         ),
     )
 
@@ -181,7 +185,7 @@ def warn_of_expiry(certificate: Certificate, say: Callable[[str], None]) -> None
         say(f"the certificate {certificate.path} expires in {days:.0f} days")
 
 
-def addresses_of(host: str) -> tuple[str, ...]:
+def resolve_addresses(host: str) -> tuple[str, ...]:
     """Return the addresses besides loopback that a host means on this machine. Raises `InvalidInput`
     (`E-PARAMETER`).
     """
@@ -209,6 +213,6 @@ def list_host_names(exposure: Exposure, certificate: Certificate | None) -> tupl
     """Return what clients may call this server in the Host header, besides loopback. An address cannot be rebound by
     DNS.
     """
-    addresses = addresses_of(exposure.host) if exposure.beyond_loopback else ()
+    addresses = resolve_addresses(exposure.host) if exposure.beyond_loopback else ()
     host_names = () if is_loopback(exposure.host) or exposure.host in EVERY_ADDRESS else (format_host(exposure.host),)
     return (*map(format_host, addresses), *host_names, *(certificate.names if certificate else ()), *exposure.names)

@@ -95,7 +95,7 @@ class GpuJob(Response):
 
 
 class GpuUse(Response):
-    """One GPU now; used and free memory add up to the total. None: the device does not say."""
+    """A GPU now; used and free memory add up to the total. None: the device does not say."""
 
     index: int
     name: str
@@ -132,10 +132,10 @@ def show_gpus(request: Nothing, context: Context) -> GpuList:
 
 def list_gpus(reading: MonitorReading, context: Context) -> GpuList:
     """Return a reading with the jobs that its processes belong to."""
-    owners = owners_of(running_jobs(context))
+    owners = find_owners(running_jobs(context))
     return GpuList(
         state=reading.state,
-        gpus=tuple(use_of(gpu, owners, only_jobs=bool(context.caller.tenant)) for gpu in reading.gpus),
+        gpus=tuple(describe_use(gpu, owners, only_jobs=bool(context.caller.tenant)) for gpu in reading.gpus),
         driver_version=reading.driver_version,
         cuda_version=reading.cuda_version,
         alerts=tuple(describe_full_gpus(reading, context.settings.gpu_memory_alert_percent)),
@@ -151,7 +151,7 @@ def describe_full_gpus(reading: MonitorReading, percent: int) -> Iterator[str]:
             yield f"GPU {gpu.index} ({gpu.name}) uses {gpu.memory_used_mb:,} of {gpu.memory_total_mb:,} MiB."
 
 
-def use_of(gpu: GpuReading, owners: dict[int, str], *, only_jobs: bool) -> GpuUse:
+def describe_use(gpu: GpuReading, owners: dict[int, str], *, only_jobs: bool) -> GpuUse:
     clocks: Clocks = gpu.clocks
     read: dict[str, object] = {name: getattr(gpu, name) for name in GpuUse.model_fields if hasattr(gpu, name)}
     read |= {"clock_graphics_mhz": clocks.graphics_mhz, "clock_memory_mhz": clocks.memory_mhz}
@@ -180,7 +180,7 @@ def running_jobs(context: Context) -> list[Row]:
         return []
 
 
-def owners_of(rows: list[Row]) -> dict[int, str]:
+def find_owners(rows: list[Row]) -> dict[int, str]:
     """Process -> its job: the run's own process and everything below it."""
     owners: dict[int, str] = {}
     for row in rows:

@@ -24,7 +24,7 @@ from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.graph import EntitiesInput, ExportInput, GraphInput, NeighborsInput, QueryInput
-from trainyard.serve.listening import url_of
+from trainyard.serve.listening import build_url
 from trainyard.settings import Settings
 from trainyard.stores.graph.contract import Graph, GraphStats
 from trainyard.stores.graph.facts import ENTITY_KINDS
@@ -94,7 +94,7 @@ def list_entities(request: EntitiesInput, context: Context) -> EntityList:
     with graph_in_turn(request.graph, context.settings) as graph:
         rows = graph.query(cypher, values)
     more = request.offset + request.limit if len(rows) > request.limit else None
-    return EntityList(entities=tuple(entity_of(row, "e") for row in rows[: request.limit]), next_offset=more)
+    return EntityList(entities=tuple(build_entity(row, "e") for row in rows[: request.limit]), next_offset=more)
 
 
 def show_neighbors(request: NeighborsInput, context: Context) -> Neighbors:
@@ -103,13 +103,13 @@ def show_neighbors(request: NeighborsInput, context: Context) -> Neighbors:
     """
     tenant = resolve_tenant(request.tenant, context)
     if tenant is None or is_unwritten(request.graph, context):
-        raise no_entity(request.key)
+        raise no_entity_error(request.key)
     values, most = {"key": request.key, "tenant": tenant}, request.limit + 1
     with graph_in_turn(request.graph, context.settings) as graph:
         of_tenant = OF_TENANT.format("e")
         itself = graph.query(f"MATCH (e:Entity) WHERE e.key = $key AND {of_tenant} RETURN {FIELDS.format('e')}", values)
         if not itself:
-            raise no_entity(request.key)
+            raise no_entity_error(request.key)
         end = f"RETURN r.kind AS kind, {FIELDS.format('o')} ORDER BY r.kind, o.name, o.key LIMIT {most}"
         out, into = (
             graph.query(f"MATCH {pattern} WHERE e.key = $key AND {of_tenant} {end}", values)
@@ -120,9 +120,9 @@ def show_neighbors(request: NeighborsInput, context: Context) -> Neighbors:
             f"d.stream AS stream, d.names AS names ORDER BY d.stream, d.key LIMIT {most}",
             values,
         )
-    relations = [*relations_of(out, "out"), *relations_of(into, "in")]
+    relations = [*build_relations(out, "out"), *build_relations(into, "in")]
     return Neighbors(
-        entity=entity_of(itself[0], "e"), relations=tuple(relations[: request.limit]),
+        entity=build_entity(itself[0], "e"), relations=tuple(relations[: request.limit]),
         documents=tuple(
             StatingDocument(key=row["key"], stream=row["stream"], names=tuple(orjson.loads(row["names"])))
             for row in documents[: request.limit]
@@ -136,17 +136,17 @@ def is_unwritten(address: str, context: Context) -> bool:
     return not address and not graph_file(context.settings).exists()
 
 
-def relations_of(rows: Iterable[Mapping[str, object]], direction: Literal["out", "in"]) -> list[GraphRelation]:
-    return [GraphRelation(kind=row["kind"], direction=direction, entity=entity_of(row, "o")) for row in rows]
+def build_relations(rows: Iterable[Mapping[str, object]], direction: Literal["out", "in"]) -> list[GraphRelation]:
+    return [GraphRelation(kind=row["kind"], direction=direction, entity=build_entity(row, "o")) for row in rows]
 
 
-def entity_of(row: JsonMapping, name: str) -> GraphEntity:
+def build_entity(row: JsonMapping, name: str) -> GraphEntity:
     """Return the entity that a row has under the name of a variable."""
     values = {key: row[f"{name}_{key}"] for key in ("key", "tenant", "kind", "name")}
     return GraphEntity(**values, attributes=orjson.loads(row[f"{name}_attributes"] or "{}"))
 
 
-def no_entity(key: str) -> NotFound:
+def no_entity_error(key: str) -> NotFound:
     return NotFound(
         f"There is no entity {key!r} in the graph.",
         why="No document states it, or not any more.",
@@ -208,7 +208,7 @@ def serve_graph(address: str, host: str, port: int, context: Context) -> str:
     """Serve until a signal; the database is opened first, so that a taken one is reported at once."""
     token = os.environ.get(TOKEN_VARIABLE) or None
     listener = graph_server.bind_socket(host, port, token)
-    url = url_of(listener)
+    url = build_url(listener)
     with listener, open_graph(address, context.settings) as graph:
         counts = graph.stats()
         context.say(f"the graph answers at {url}: {counts.documents:,} documents, {counts.entities:,} entities")

@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
 from trainyard.json_types import JsonObject
-from trainyard.serve.listening import allowed_hosts, bind_guarded, has_token, server_config
+from trainyard.serve.listening import bind_guarded, has_token, list_allowed_hosts, server_config
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import parse_mutation
 
@@ -56,7 +56,7 @@ class GraphServer:
             Route("/v1/graph/stats", self.route(self.stats)),
             Route("/v1/graph/dump", self.route(self.dump)),
         ]
-        hosts = Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts(host))
+        hosts = Middleware(TrustedHostMiddleware, allowed_hosts=list_allowed_hosts(host))
         return Starlette(routes=routes, middleware=[hosts], exception_handlers={TrainyardError: refusal})
 
     def route(
@@ -67,8 +67,8 @@ class GraphServer:
                 raise Unavailable(
                     "The bearer token is missing or wrong.", do="Set TRAINYARD_TOKEN on both sides.", code="E-AUTH"
                 )
-            body = await body_of(request) if request.method == "POST" else b""
-            return json(await anyio.to_thread.run_sync(work, request, body))
+            body = await read_body(request) if request.method == "POST" else b""
+            return build_json_response(await anyio.to_thread.run_sync(work, request, body))
 
         return answer
 
@@ -130,7 +130,7 @@ def bad_body(why: str) -> InvalidInput:
     )  # fmt: skip
 
 
-async def body_of(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
     """Return a JSON body, at most 64 MiB; a form, which any web page can send to loopback, is refused by its content
     type.
     """
@@ -151,7 +151,7 @@ async def body_of(request: Request) -> bytes:
     return bytes(body)
 
 
-def json(value: Any, status: int = 200) -> Response:
+def build_json_response(value: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(value, default=str), status_code=status, media_type="application/json")
 
 
@@ -159,7 +159,7 @@ def refusal(_request: Request, error: Exception) -> Response:
     assert isinstance(error, TrainyardError)
     statuses = (code for kind, code in STATUS.items() if isinstance(error, kind))
     status = 401 if error.code == "E-AUTH" else next(statuses, 500)
-    return json({"error": {"kind": type(error).__name__, **error.as_dict()}}, status)
+    return build_json_response({"error": {"kind": type(error).__name__, **error.as_dict()}}, status)
 
 
 def bind_socket(host: str, port: int, token: str | None) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Which job, run or artifact a word means: an id, the beginning of one, or a name that a user gave.
+"""Resolution of the words for jobs, runs and artifacts: an id, the beginning of one, or a name that a user gave.
 
 find_job         a job or a run, in whatever state: from the index or from Prefect
 find_run         a run that has begun, by its folder; what is not there by its name is found as a job
@@ -19,7 +19,7 @@ from trainyard.app.context import Context
 from trainyard.app.live.jobs import add_labels, find_recorded, open_index
 from trainyard.app.live.trainings import add_files
 from trainyard.app.live.waits import add_waits
-from trainyard.app.run_folders import CHAIN_FILE, FoundArtifact, RunFolder, artifacts_of, run_folders
+from trainyard.app.run_folders import CHAIN_FILE, FoundArtifact, RunFolder, find_artifacts, run_folders
 from trainyard.app.run_records import RunResult, read_result
 from trainyard.app.runs import connect_runs
 from trainyard.errors import Conflict, NotFound, TrainyardError, Unavailable
@@ -27,7 +27,7 @@ from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.templates import TEMPLATES
 from trainyard.stores.artifacts import ArtifactStore
-from trainyard.stores.live.job_ids import JOB_ID, RUN_ID, given_name, is_named
+from trainyard.stores.live.job_ids import JOB_ID, RUN_ID, find_given_name, is_named
 from trainyard.stores.live.job_index import Row
 
 RUN_START = re.compile(r"[0-9a-f][0-9a-f-]{3,35}")
@@ -85,7 +85,7 @@ def shortest_name(run_id: str, name: str, context: Context) -> str:
 
     The name of a template is not one that a user gave: the next run of the template has it, too.
     """
-    short = given_name(name)
+    short = find_given_name(name)
     try:
         is_alone = short not in (name, *TEMPLATES) and look_up_job(short, context).row["run_id"] == run_id
     except TrainyardError:  # of several runs, or nobody can say
@@ -167,7 +167,7 @@ def find_ended_run(word: str, context: Context) -> tuple[RunFolder, RunResult]:
 
 def find_artifact(run: RunFolder, node: str, port: Port, store: ArtifactStore) -> FoundArtifact:
     """Return one result of a run. Raises `NotFound` (`E-NODE`, `E-NOT-FOUND`) naming what there is."""
-    artifacts = list(artifacts_of(run, store))
+    artifacts = list(find_artifacts(run, store))
     of_node = [artifact for artifact in artifacts if artifact.node == node]
     for artifact in of_node:
         if artifact.port is port:

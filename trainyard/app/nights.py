@@ -22,14 +22,14 @@ from trainyard.app.responses import Response
 from trainyard.app.run_folders import resolve_tenant
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import CommitsRequest
-from trainyard.data.limited.service import kept_service, reading_service
+from trainyard.data.limited.service import keep_service, reading_service
 from trainyard.data.paths import data_roots
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.night.deps import NightDeps
 from trainyard.night.phases import BEGUN_FILE, is_done, night_folder, run_night
 from trainyard.night.report import REPORT_FILE, NightReport, TrainingReport, next_steps, read_report
 from trainyard.night.training import tenant_root
-from trainyard.night.wiring import for_worker, make_night_deps, open_markers
+from trainyard.night.wiring import make_night_deps, open_markers, to_worker_config
 from trainyard.night.worker import work
 from trainyard.operations import nights as requests
 from trainyard.operations.nights import NightNameInput, NightsInput
@@ -37,7 +37,7 @@ from trainyard.project import project_folder
 from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.migrate import list_deprecated
-from trainyard.spec.night import BucketSpec, NightConfig, checked_name, locate_reasons, night_chain, read_night
+from trainyard.spec.night import BucketSpec, NightConfig, check_name, locate_reasons, night_chain, read_night
 from trainyard.stores.files import DISK, RealFiles
 from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.records import MarkerState
@@ -51,7 +51,7 @@ NIGHTS_SHOWN = 10
 
 
 class Simulated(Response):
-    """What a simulation found; its last line is the count of invariants."""
+    """Result of a simulation; its last line is the count of invariants."""
 
     seed: int
     nights: int
@@ -106,14 +106,14 @@ class CorpusStatus(Response):
     buckets: tuple[BucketStatus, ...]
 
 
-def config_of(config: Path | None, preset: str | None, context: Context) -> NightConfig:
+def load_night_config(config: Path | None, preset: str | None, context: Context) -> NightConfig:
     """Return the night's config of a file or preset; a relative preset name is one of deployments/presets.
 
     Raises `Refused` with all reasons, `NotFound` (`E-SPEC`).
     """
     path, settings = config, context.settings
     if preset is not None:
-        path = PRESETS / f"{checked_name(preset, 'preset')}.yaml"
+        path = PRESETS / f"{check_name(preset, 'preset')}.yaml"
     if path is None:
         path = settings.home / CONFIG_FILE
         if not path.is_file():
@@ -149,10 +149,10 @@ def describe_night_refusals(config: NightConfig, settings: Settings) -> Callable
 def run_once(request: requests.RunNightInput, context: Context) -> NightReport:
     """Return a night; where this machine cannot train with its settings, the markers wait and the report says why."""
     settings = add_checkout_root(context.settings)
-    config = config_of(request.config, request.preset, context)
+    config = load_night_config(request.config, request.preset, context)
     world = make_night_deps(config, settings, say=context.say, unfit=describe_night_refusals(config, settings))
-    run = request.run or config.window.date_of(world.clock.now())
-    with kept_service():
+    run = request.run or config.window.find_date(world.clock.now())
+    with keep_service():
         report = run_night(config, world, choose_new_name(world, run) if request.again else run)
     context.say(report.headline)
     return report
@@ -177,7 +177,7 @@ def simulate_nights(request: requests.SimulateInput, context: Context) -> Simula
 def run_worker(request: requests.WorkerInput, context: Context) -> Worked:
     """Raises `Refused` where this machine cannot train with the night's settings: a worker does nothing else."""
     settings = add_checkout_root(context.settings)
-    config = for_worker(config_of(request.config, request.preset, context), settings)
+    config = to_worker_config(load_night_config(request.config, request.preset, context), settings)
     if reasons := list_night_refusals(config, settings):
         raise Refused(reasons, "This machine cannot train for this night.")
     world = make_night_deps(config, settings, say=context.say)
@@ -185,7 +185,7 @@ def run_worker(request: requests.WorkerInput, context: Context) -> Worked:
 
 
 def show_nights(request: requests.NightInput, context: Context) -> NightStatus:
-    config = config_of(request.config, request.preset, context)
+    config = load_night_config(request.config, request.preset, context)
     root = tenant_root(context.settings, config.tenant)
     nights = sorted((path for path in (root / "nights").glob("*") if path.is_dir()), reverse=True)[:NIGHTS_SHOWN]
     reports = [(path.name, read_report(path, RealFiles())) for path in nights]
@@ -202,17 +202,17 @@ def read_published_states(config: NightConfig, settings: Settings) -> dict[str, 
     """Return the markers in the object store, which every machine sees; empty without one. Raises `Unavailable`."""
     if not settings.weights_store:
         return {}
-    return open_markers(for_worker(config, settings), settings, open_store(settings.weights_store)).states()
+    return open_markers(to_worker_config(config, settings), settings, open_store(settings.weights_store)).states()
 
 
 # corpora
 
 
-def corpora_of(config: NightConfig, settings: Settings) -> Corpora:
+def open_corpora(config: NightConfig, settings: Settings) -> Corpora:
     return Corpora(tenant_root(settings, config.tenant) / "corpora")
 
 
-def bucket_of(config: NightConfig, name: str | None, method: str) -> BucketSpec:
+def find_bucket(config: NightConfig, name: str | None, method: str) -> BucketSpec:
     """Return the bucket of that name, or the first one of the method. Raises `NotFound` (`E-CORPUS`)."""
     fitting = [bucket for bucket in config.buckets if bucket.method == method and name in (None, bucket.name)]
     if not fitting:
@@ -226,8 +226,8 @@ def bucket_of(config: NightConfig, name: str | None, method: str) -> BucketSpec:
 
 def add_commits(request: requests.EngineeringInput, context: Context) -> Added:
     settings = context.settings
-    config = config_of(request.config, None, context)
-    bucket = bucket_of(config, request.bucket, "sft")
+    config = load_night_config(request.config, None, context)
+    bucket = find_bucket(config, request.bucket, "sft")
     repository = request.repo.absolute()  # who types the command may read it
     roots = (
         repository.resolve(),
@@ -245,8 +245,8 @@ def add_commits(request: requests.EngineeringInput, context: Context) -> Added:
 
 
 def add_corrections(request: requests.AddInput, context: Context) -> Added:
-    config = config_of(request.config, None, context)
-    bucket = bucket_of(config, request.bucket, "dpo")
+    config = load_night_config(request.config, None, context)
+    bucket = find_bucket(config, request.bucket, "dpo")
     if request.file is None:
         value = {"prompt": request.prompt, "shadow": request.shadow, "verdict": request.verdict}
         return add(config, context.settings, bucket, lambda corpora: corpora.add(bucket.name, bucket.method, [value]))
@@ -262,17 +262,17 @@ def add(
     config: NightConfig, settings: Settings, bucket: BucketSpec, append: Callable[[Corpora], tuple[int, int]]
 ) -> Added:
     """Call `append` with the tenant's corpora, and count."""
-    corpora = corpora_of(config, settings)
-    with kept_service():
+    corpora = open_corpora(config, settings)
+    with keep_service():
         added, there = append(corpora)
     return Added(bucket=bucket.name, added=added, there=there, file=str(corpora.file(bucket.name)))
 
 
 def show_corpora(request: requests.NightInput, context: Context) -> CorpusStatus:
-    config = config_of(request.config, request.preset, context)
-    corpora = corpora_of(config, context.settings)
+    config = load_night_config(request.config, request.preset, context)
+    corpora = open_corpora(config, context.settings)
     written = any(corpora.file(bucket.name).exists() for bucket in config.buckets)
-    with kept_service() if written else nullcontext():  # its process takes a second to start
+    with keep_service() if written else nullcontext():  # its process takes a second to start
         readings = [(bucket, corpora.read(bucket.name, bucket.method)) for bucket in config.in_order()]
     rows = (
         BucketStatus(
@@ -294,7 +294,7 @@ BEGUN, UNREADABLE = "begun", "unreadable"
 
 
 class NightLine(Response):
-    """One night as a list shows it."""
+    """A night as a list shows it."""
 
     tenant: str
     night: str
@@ -316,7 +316,7 @@ class NightList(Response):
 
 
 class NightDetail(NightLine):
-    """One night, whole."""
+    """A night, whole."""
 
     next_steps: tuple[str, ...] = ()
     """For each failure what happened and what to do."""
@@ -328,7 +328,7 @@ def list_night_reports(request: NightsInput, context: Context) -> NightList:
     tenant = resolve_tenant(request.tenant, context)
     if tenant is None:
         return NightList(nights=())
-    folders = sorted(night_folders(tenant, context), key=lambda path: (path.name, tenant_of(path)), reverse=True)
+    folders = sorted(night_folders(tenant, context), key=lambda path: (path.name, parse_tenant(path)), reverse=True)
     lines = tuple(NightLine(**read_line(path).model_dump(include=set(NightLine.model_fields))) for path in
                   folders[: request.limit])  # fmt: skip
     return NightList(nights=lines, more=len(folders) > request.limit)
@@ -341,15 +341,15 @@ def night_folders(tenant: str, context: Context) -> Iterator[Path]:
             yield from (path for path in (root / "nights").glob("*") if path.is_dir())
 
 
-def tenant_of(folder: Path) -> str:
+def parse_tenant(folder: Path) -> str:
     return folder.parent.parent.name
 
 
 def show_night(request: NightNameInput, context: Context) -> NightDetail:
     """Return one night. Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-NAME`), `Corrupt` (`E-CORRUPT`)."""
-    tenant, night = resolve_tenant(request.tenant, context), checked_name(request.night, "night")
+    tenant, night = resolve_tenant(request.tenant, context), check_name(request.night, "night")
     if tenant is not None:
-        tenant = checked_name(tenant or context.settings.tenant, "tenant")
+        tenant = check_name(tenant or context.settings.tenant, "tenant")
         folder = tenant_root(context.settings, tenant) / "nights" / night
     if tenant is None or not folder.is_dir():
         raise NotFound(
@@ -363,14 +363,14 @@ def show_night(request: NightNameInput, context: Context) -> NightDetail:
 
 def read_line(folder: Path) -> NightDetail:
     """Return a night by its files; one whose report cannot be read says why."""
-    named = {"tenant": tenant_of(folder), "night": folder.name}
+    named = {"tenant": parse_tenant(folder), "night": folder.name}
     try:
         report = read_report(folder, DISK)
     except (ValidationError, ValueError, OSError) as error:
         return NightDetail(**named, state=UNREADABLE, headline=f"Its report cannot be read: {error}"[:500])
     if report is None:
         text = f"Night {folder.name} was begun and has no report."
-        return NightDetail(**named, state=BEGUN, headline=text, started=begun_at(folder))
+        return NightDetail(**named, state=BEGUN, headline=text, started=read_start_time(folder))
     return NightDetail(
         **named, state=report.state, headline=report.headline, started=report.started or None, seconds=report.seconds,
         window_s=report.window_s, next_steps=tuple(next_steps(report.failures)), report=report,
@@ -378,7 +378,7 @@ def read_line(folder: Path) -> NightDetail:
     )  # fmt: skip
 
 
-def begun_at(folder: Path) -> float | None:
+def read_start_time(folder: Path) -> float | None:
     """Return when a night was begun; None where its record cannot be read."""
     path = folder / BEGUN_FILE
     try:

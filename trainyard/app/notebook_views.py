@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: plans, checks and reports as Markdown, trainings with their loss so far.
+"""Notebook views of results: plans, checks and reports as Markdown, trainings with their loss so far.
 
 Curves and reports of a run are read from its files, so that they are shown where the run is; the metrics of a job
 contain their points, and are drawn anywhere.
@@ -20,7 +20,7 @@ GIB = 2**30
 REPORT = "report.md"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table in Markdown; what would end a cell is escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines)
@@ -42,7 +42,9 @@ def plan_markdown(plan: Any) -> str:
     header = ("node", "type", "result", "rows", "steps", "memory", "time")
     refused = [f"- {refusal['line']}" for refusal in plan.refusals]
     return "\n\n".join(
-        part for part in (f"**{plan.chain}** `{plan.digest[:12]}`", table(header, rows), "\n".join(refused)) if part
+        part
+        for part in (f"**{plan.chain}** `{plan.digest[:12]}`", format_table(header, rows), "\n".join(refused))
+        if part
     )
 
 
@@ -70,14 +72,14 @@ def run_markdown(run: Any) -> str:
     picture = run_svg(run.run_id)
     parts = [
         f"**{run.name}**: {run.state_text}. {run.message}",
-        table(("node", "state", "seconds", "result"), rows) if rows else "",
+        format_table(("node", "state", "seconds", "result"), rows) if rows else "",
         f"![loss](data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()})" if picture else "",
-        *(report for node in run.nodes for report in reports_of(node.outputs)),
+        *(report for node in run.nodes for report in find_reports(node.outputs)),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def reports_of(outputs: dict[Port, Reference]) -> list[str]:
+def find_reports(outputs: dict[Port, Reference]) -> list[str]:
     """Return the report of an evaluator, if it is on this machine."""
     folders = [Path(reference.path) for port, reference in outputs.items() if port is Port.REPORT]
     return [(folder / REPORT).read_text(encoding="utf-8") for folder in folders if (folder / REPORT).is_file()]

@@ -1,4 +1,4 @@
-"""What a caller over a network may name: templates, stored chains, chains as they are, models, addresses of servers.
+"""Names that a caller over a network may use: templates, stored chains, inline chains, models, addresses of servers.
 
 A path of a data source is resolved inside the data roots wherever a chain runs. A model may be in any folder for the
 user of this machine; a caller over a network names one of the Hub, of this home, of a folder in the data roots, or the
@@ -85,11 +85,11 @@ def require_server(field: str, text: str, settings: Settings) -> None:
     urls = [endpoint.base_url for endpoint in settings.endpoints.values()] + (
         [embedded.url] if embedded is not None else []
     )
-    if origin_of(text) not in {origin_of(url) for url in urls} - {None}:
+    if parse_origin(text) not in {parse_origin(url) for url in urls} - {None}:
         require_public(text, field, allowed=settings.allow_private_urls)
 
 
-def origin_of(address: str) -> tuple[str, str, int | None] | None:
+def parse_origin(address: str) -> tuple[str, str, int | None] | None:
     """Scheme, host and port of an address that has nothing odd before its path."""
     try:
         parts = urlsplit(address)

@@ -1,4 +1,4 @@
-"""What every operation returns is a `Response`: frozen, and without fields that nobody declared."""
+"""Base class of the responses of operations: frozen, and without undeclared fields."""
 
 from __future__ import annotations
 

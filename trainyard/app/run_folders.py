@@ -16,7 +16,7 @@ import orjson
 
 from trainyard.app.context import Context
 from trainyard.app.run_records import read_events
-from trainyard.cancellation import while_caller_waits
+from trainyard.cancellation import iterate_until_departure
 from trainyard.data.paths import resolve_inside
 from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.json_types import JsonObject
@@ -69,7 +69,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class FoundArtifact:
-    """One port of one finished node of a run."""
+    """A port of one finished node of a run."""
 
     run: RunFolder
     node: str
@@ -110,7 +110,7 @@ def run_folders(context: Context) -> list[RunFolder]:
     except FileNotFoundError:
         return []
     found_runs = []
-    for entry in while_caller_waits(entries):
+    for entry in iterate_until_departure(entries):
         try:
             began = os.stat(f"{entry.path}/{CHAIN_FILE}").st_mtime
         except OSError:  # a folder of something else, or a run that has not begun
@@ -125,14 +125,14 @@ def resolve_tenant(tenant: str | None, context: Context) -> str | None:
     return None if caller_tenant and tenant not in (None, caller_tenant) else caller_tenant or tenant or ""
 
 
-def artifacts_of(run: RunFolder, store: ArtifactStore) -> Iterator[FoundArtifact]:
+def find_artifacts(run: RunFolder, store: ArtifactStore) -> Iterator[FoundArtifact]:
     """Yield every port that the nodes of a run have filled so far, in the order in which the nodes ended."""
     ended: dict[str, JsonObject] = {}
     for event in read_events(run.path):
         if event["event"] in ENDED and isinstance(event.get("key"), str) and isinstance(event.get("node"), str):
             ended.pop(event["node"], None)
             ended[event["node"]] = event
-    for node, event in while_caller_waits(ended.items()):
+    for node, event in iterate_until_departure(ended.items()):
         output, problem = None, ""
         try:
             output = read_output(store, event["key"])

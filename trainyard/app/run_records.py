@@ -1,4 +1,4 @@
-"""What one run leaves on disk: the resolved chain, its events as they happen, and its result.
+"""Records of a run on disk: the resolved chain, its events as they happen, and its result.
 
     runs/<run id>/
         chain.json      the resolved chain, as it was carried out
@@ -34,7 +34,7 @@ from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.states import NOT_DEPLOYED_DETAIL, JobState
 from trainyard.stores.artifacts import ArtifactStore, Reference
 from trainyard.stores.files import translate_os_errors
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import MANIFEST, write_json_durably
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class NodeState(StrEnum):
 
 
 class NodeResult(BaseModel):
-    """How one node ended and what it left."""
+    """Result of one node: how it ended and its outputs."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -99,7 +99,7 @@ class ClosedGate(BaseModel):
     @property
     def line(self) -> str:
         """`not better than its baseline: 3 of 5 checks`."""
-        return closed_gate_line(self.model_dump())
+        return format_closed_gate(self.model_dump())
 
 
 def is_closed_gate(facts: Mapping[str, object]) -> bool:
@@ -107,7 +107,7 @@ def is_closed_gate(facts: Mapping[str, object]) -> bool:
     return facts.get("deployed") is False and bool(facts.get("reasons"))
 
 
-def closed_gate_line(facts: JsonMapping) -> str:
+def format_closed_gate(facts: JsonMapping) -> str:
     """Return the verdict of a closed gate, with the number of checks that failed where they decided."""
     if facts["verdict"] != NOT_BETTER:
         return str(facts["verdict"])
@@ -116,7 +116,7 @@ def closed_gate_line(facts: JsonMapping) -> str:
 
 
 class RunResult(BaseModel):
-    """How a run ended."""
+    """Result of a run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -205,7 +205,7 @@ class RunRecord:
                 writer.close()
 
     def finish(self, result: RunResult) -> None:
-        write_json_durably(self.folder / "result.json", versioned("run", result.model_dump(mode="json")))
+        write_json_durably(self.folder / "result.json", add_version("run", result.model_dump(mode="json")))
 
 
 def read_events(folder: Path) -> Iterator[Event]:
@@ -228,7 +228,7 @@ def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
             "source": source_name(sources[name]["sets"].get(port) or sources[name]),
             "format": facts.get("format"),
             "rows": done[name].get("rows", {}).get(port),
-            "sha256": stored_sha256(artifacts, done[name]["key"], port),
+            "sha256": read_stored_sha256(artifacts, done[name]["key"], port),
         }
         for name in sorted(sources.keys() & done.keys())
         for port, facts in sorted(done[name].get("facts", {}).items())
@@ -244,7 +244,7 @@ def source_name(config: JsonObject) -> str:
     return Path(config.get("path") or config.get("repository") or "").name
 
 
-def stored_sha256(artifacts: Path, key: str, port: str) -> str:
+def read_stored_sha256(artifacts: Path, key: str, port: str) -> str:
     """Return the digest of a stored result's set, as its manifest has it; empty if it is gone."""
     manifest = ArtifactStore(artifacts).folder(key) / MANIFEST
     if not manifest.is_file():

@@ -14,10 +14,10 @@ from threading import Event
 from typing import Protocol, TypedDict
 
 from trainyard.app.run_records import RunResult
-from trainyard.app.services import few_certificates, prefect_environment, require_api_url
+from trainyard.app.services import certificate_variables, prefect_environment, require_api_url
 from trainyard.callbacks import ignore
 from trainyard.compute.events import Event as ProgressEvent
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_index import JobPage, JobQuery, Row
@@ -56,7 +56,7 @@ class RunsClient(Protocol):
     def select_ended(self, run_ids: Iterable[str]) -> set[str]:
         """Return those of these runs that have ended."""
 
-    def deployment_of(self, run_id: str) -> str:
+    def find_deployment(self, run_id: str) -> str:
         """Return the deployment that started a run, such as `qa-pipeline/local`; empty if it was removed."""
 
     def state_of_run(self, run_id: str) -> JobState:
@@ -131,7 +131,7 @@ def connect_runs(settings: Settings) -> RunsClient:
     Raises what `require_api_url` raises, before Prefect is imported. Prefect reads its variables when it is imported.
     """
     url = require_api_url(settings)
-    os.environ.update(few_certificates(settings, url) | prefect_environment(settings, url))
+    os.environ.update(certificate_variables(settings, url) | prefect_environment(settings, url))
     with IMPORTING:
-        connect: Callable[[Settings], RunsClient] = load(CLIENT)
+        connect: Callable[[Settings], RunsClient] = load_object(CLIENT)
     return connect(settings)

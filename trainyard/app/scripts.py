@@ -16,7 +16,7 @@ from trainyard.app.plan.parse import NAMES, parse_request
 from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
-from trainyard.backends.job import job_for
+from trainyard.backends.job import prepare_job
 from trainyard.backends.script import files
 from trainyard.backends.script.backend import BACKEND as SCRIPT
 from trainyard.backends.script.templates import BUILT_IN, TEMPLATES_FOLDER, template_path
@@ -36,7 +36,7 @@ MOST_BYTES = 256 << 10
 
 
 class TrainingScript(Response):
-    """One script."""
+    """A script."""
 
     name: str
     bytes: int
@@ -55,14 +55,14 @@ class TrainingScriptList(Response):
 
 
 class TrainingScriptText(TrainingScript):
-    """One script with its text; `etag` goes into the next `scripts save` of it."""
+    """A script with its text; `etag` goes into the next `scripts save` of it."""
 
     text: str
     etag: str
 
 
 class ScriptDraft(Response):
-    """What a trainer would run as a script of its own: `python train.py spec.json` next to its rows."""
+    """Sources that a trainer runs as a script of its own: `python train.py spec.json` next to its rows."""
 
     node: str
     script: str
@@ -75,28 +75,28 @@ def list_scripts(request: Nothing, context: Context) -> TrainingScriptList:
     settings, folder = context.settings, context.settings.home / TEMPLATES_FOLDER
     paths = [path for path in sorted(folder.glob("*.py")) if path.stem != BUILT_IN_NAME]
     return TrainingScriptList(
-        scripts=(facts_of(BUILT_IN_NAME, BUILT_IN), *(facts_of(path.stem, path) for path in paths)),
+        scripts=(describe_script(BUILT_IN_NAME, BUILT_IN), *(describe_script(path.stem, path) for path in paths)),
         folder=folder,
         can_run=settings.allow_scripts,
         can_edit=settings.api_edit_scripts or not context.caller.remote,
     )
 
 
-def facts_of(name: str, path: Path) -> TrainingScript:
+def describe_script(name: str, path: Path) -> TrainingScript:
     data = path.read_bytes()
     changed = None if path == BUILT_IN else path.stat().st_mtime
     return TrainingScript(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), changed=changed)
 
 
-def path_of(name: str, settings: Settings) -> Path:
+def find_script(name: str, settings: Settings) -> Path:
     return template_path(None if name == BUILT_IN_NAME else name, settings)
 
 
 def show_script(request: ScriptNameInput, context: Context) -> TrainingScriptText:
     """Return a script. Raises `NotFound`, `InvalidInput` (`E-SCRIPT`), also for one that is too large to be shown."""
-    path = path_of(request.name, context.settings)
+    path = find_script(request.name, context.settings)
     require_size(path.stat().st_size)
-    facts = facts_of(request.name, path)
+    facts = describe_script(request.name, path)
     text = path.read_text(encoding="utf-8", errors="replace")
     return TrainingScriptText(**facts.model_dump(), text=text, etag=facts.sha256[:16])
 
@@ -124,7 +124,7 @@ def save_script(request: SaveScriptInput, context: Context) -> TrainingScriptTex
     if request.name == BUILT_IN_NAME:
         raise Conflict("The built-in script is not changed.", do="Save it under another name.", code="E-SCRIPT")
     path = settings.home / TEMPLATES_FOLDER / f"{request.name}.py"
-    before = facts_of(request.name, path).sha256[:16] if path.is_file() else ""
+    before = describe_script(request.name, path).sha256[:16] if path.is_file() else ""
     if before != request.if_match.strip('"') and (context.caller.remote or request.if_match):
         changed = "was written meanwhile" if before else "is not there any more"
         raise Conflict(
@@ -165,8 +165,8 @@ def draft_script(request: DraftScriptInput, context: Context) -> ScriptDraft:
         update={"backend": BackendName.SCRIPT, "launch": config.launch.model_copy(update={"script": script})}
     )
     base = str(config.base_model or context.settings.default_base_model)
-    job = job_for(config, base, context.settings, data={}, run=chain.digest[:12], node=node.id)
+    job = prepare_job(config, base, context.settings, data={}, run=chain.digest[:12], node=node.id)
     if reasons := SCRIPT.reasons(job):
         raise Refused(reasons)
-    text = path_of(script or BUILT_IN_NAME, context.settings).read_text(encoding="utf-8", errors="replace")
+    text = find_script(script or BUILT_IN_NAME, context.settings).read_text(encoding="utf-8", errors="replace")
     return ScriptDraft(node=node.id, script=script or BUILT_IN_NAME, text=text, spec=files.plain_spec(job))

@@ -76,7 +76,7 @@ def redact_text(text: str) -> str:
     return text
 
 
-def known_secrets(settings: Settings) -> tuple[str, ...]:
+def list_secrets(settings: Settings) -> tuple[str, ...]:
     """Return the secrets that this process has: the home's string, and the environment variables named as secrets.
 
     Those of the settings (`api_key_env` of endpoints, `databases`) are among them whatever their names.
@@ -185,7 +185,7 @@ class RedactedRecords:
 def redact_logs(settings: Settings) -> None:
     """Keep secrets out of what the loggers of the service write from now on."""
     for name in SERVICE_LOGGERS:
-        logging.getLogger(name).addFilter(RedactedRecords(known_secrets(settings)))
+        logging.getLogger(name).addFilter(RedactedRecords(list_secrets(settings)))
 
 
 def redact_value(value: object, name: str = "", depth: int = 0) -> object:
@@ -239,7 +239,7 @@ def cut(text: str) -> str:
 def refuse_secrets(texts: Iterable[tuple[str, str]]) -> None:
     """Refuse texts with a secret, given with their places. Raises `InvalidInput` (`E-PARAMETER`) without the secret."""
     for field, text in texts:
-        if any(map(find_secrets, pieces_of(text))):
+        if any(map(find_secrets, split_text(text))):
             raise InvalidInput(
                 f"{field} contains what looks like a key, a token or a password.",
                 why="What a request contains is written to records, logs and Prefect's database.",
@@ -249,7 +249,7 @@ def refuse_secrets(texts: Iterable[tuple[str, str]]) -> None:
             )  # fmt: skip
 
 
-def pieces_of(text: str) -> Iterator[str]:
+def split_text(text: str) -> Iterator[str]:
     """Yield a text in pieces that overlap by more than a secret has: other threads get their turn between two."""
     for start in range(0, max(1, len(text) - OVERLAP_CHARS), PIECE_CHARS):
         yield text[start : start + PIECE_CHARS + OVERLAP_CHARS]
@@ -257,10 +257,10 @@ def pieces_of(text: str) -> Iterator[str]:
 
 def texts_of_request(request: BaseModel) -> list[tuple[str, str]]:
     """(place, text) of every text that a caller gave."""
-    return list(texts_of({name: getattr(request, name) for name in request.model_fields_set}))
+    return list(walk_texts({name: getattr(request, name) for name in request.model_fields_set}))
 
 
-def texts_of(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+def walk_texts(value: object, path: str = "") -> Iterator[tuple[str, str]]:
     """(place, text) of every text below a value, names of keys included. Does not call itself: values may be deep."""
     waiting = [(path, value)]
     while waiting:

@@ -107,7 +107,7 @@ def prefect_environment(settings: Settings, api_url: str) -> dict[str, str]:
     }
 
 
-def few_certificates(settings: Settings, api_url: str) -> dict[str, str]:
+def certificate_variables(settings: Settings, api_url: str) -> dict[str, str]:
     """Return the variable that gives Prefect one certificate instead of the whole bundle, for a server without TLS.
 
     Prefect builds a TLS context for each client that it opens itself, two for every task, also for an http:// address;
@@ -145,7 +145,7 @@ def service_environment(settings: Settings, api_url: str, name: str = "server") 
     variables = inherited.service_environment(name, settings, keys)
     return {
         **{key: value for key, value in variables.items() if not key.startswith(PREFIX)},
-        **few_certificates(settings, api_url),
+        **certificate_variables(settings, api_url),
         **prefect_environment(settings, api_url),
         **({CONSOLE_FORMATTER: "json"} if settings.log_format == "json" else {}),
         FOLDER_VARIABLE: str(working_folder(settings)),
@@ -163,7 +163,7 @@ def get(url: str, timeout_s: float, headers: dict[str, str] | None = None) -> ht
         return client.get(url, headers=headers)
 
 
-def status_of(settings: Settings, api_url: str, path: str) -> int:
+def fetch_status(settings: Settings, api_url: str, path: str) -> int:
     """Return the HTTP status of a GET with the credentials that this server may receive; 0 if it does not answer."""
     auth = read_auth(settings) if is_own(settings, api_url) else os.environ.get(CLIENT_VARIABLE)
     try:
@@ -220,7 +220,7 @@ def check_login(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
     """
     asks = asks_for_auth(url)
     refuse_other_access(settings, asks=asks, auth=auth)
-    if asks and status_of(settings, url, "version") == httpx.codes.UNAUTHORIZED:
+    if asks and fetch_status(settings, url, "version") == httpx.codes.UNAUTHORIZED:
         raise locked_out_error(settings, url)
     if not asks:
         why = (
@@ -241,8 +241,8 @@ def require_api_url(settings: Settings) -> str:
 
     Raises `Unavailable` (`E-NO-SERVER`, `E-SERVER-UNREACHABLE`, `E-AUTH`).
     """
-    url = known_api_url(settings)
-    status = status_of(settings, url, "version" if is_own(settings, url) else "health")
+    url = resolve_api_url(settings)
+    status = fetch_status(settings, url, "version" if is_own(settings, url) else "health")
     if status == httpx.codes.UNAUTHORIZED:
         raise locked_out_error(settings, url)
     if status != httpx.codes.OK:
@@ -250,11 +250,11 @@ def require_api_url(settings: Settings) -> str:
     return url
 
 
-def known_api_url(settings: Settings) -> str:
+def resolve_api_url(settings: Settings) -> str:
     """Like `api_url`. Raises `Unavailable` (`E-NO-SERVER`) where there is none."""
     if url := api_url(settings):
         return url
-    raise no_server(settings)
+    raise no_server_error(settings)
 
 
 def locked_out_error(settings: Settings, url: str) -> Unavailable:
@@ -266,7 +266,7 @@ def locked_out_error(settings: Settings, url: str) -> Unavailable:
     )
 
 
-def no_server(settings: Settings) -> Unavailable:
+def no_server_error(settings: Settings) -> Unavailable:
     """`E-NO-SERVER`, with the servers of other homes that are running."""
     other_servers = servers_of_other_homes(settings)
     instead = "".join(f", or use the other with `export TRAINYARD_HOME={home}`" for home in other_servers)
@@ -323,7 +323,7 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
         if not auth:
             open_server_mark(settings).touch()
         wait_until_healthy(service)
-        if is_answered_by(service, port):
+        if owns_listener(service, port):
             return service
         say(f"another server took port {port} meanwhile")
         stop(settings, "server")
@@ -382,7 +382,7 @@ def read_previous_port(settings: Settings, name: str = "server") -> int | None:
     return port if port and services.free_port(port) == port else None
 
 
-def is_answered_by(service: Service, port: int) -> bool:
+def owns_listener(service: Service, port: int) -> bool:
     """Return whether this process, or a child of it, listens: two homes may have started on the same free port."""
     process = service.process()
     if process is None:
@@ -434,13 +434,13 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
 """(text in the log, what it means, what to do): what stopped servers from starting so far."""
 
 
-def log_of(service: Service) -> str:
+def read_log(service: Service) -> str:
     return Path(service.log).read_text(encoding="utf-8", errors="replace") if Path(service.log).is_file() else ""
 
 
 def cannot_start(service: Service, how: str) -> TrainyardError:
     """Return the error for a service that does not start: a known cause from its log, else the log's last lines."""
-    text = log_of(service)
+    text = read_log(service)
     last = " | ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "its log is empty"
     causes = ((f"{meaning} ({last})", do) for marker, meaning, do in CAUSES if marker.lower() in text.lower())
     why, do = next(causes, (last, f"Read {service.log}."))
@@ -452,7 +452,7 @@ def worker_name(settings: Settings) -> str:
     return f"{socket.gethostname()}-{hashlib.sha256(str(settings.home).encode()).hexdigest()[:6]}"
 
 
-def find_running_for(settings: Settings, name: str, url: str) -> Service | None:
+def find_running_service(settings: Settings, name: str, url: str) -> Service | None:
     """Return the service of this home, if it serves this server; one that serves another server is ended."""
     existing = running(settings, name)
     if existing and existing.url != url:
@@ -487,7 +487,7 @@ def start_worker(settings: Settings, url: str, say: Say) -> Service:
 
 def start_watchdog(settings: Settings, url: str) -> Service:
     """Return the watchdog of this home, for this server: the running one, or a new one."""
-    if existing := find_running_for(settings, "watchdog", url):
+    if existing := find_running_service(settings, "watchdog", url):
         return existing
     argv = [sys.executable, "-P", "-m", "trainyard.prefect_api.watchdog"]
     # It starts the server and the worker again when they die, and passes on what the operator set for them.
@@ -564,7 +564,7 @@ def is_bootstrapped(settings: Settings, url: str) -> bool:
     if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8")) != bootstrap_digest(settings, url):
         return False
     paths = (f"work_pools/{settings.work_pool}", "deployments/name/chain/adhoc")
-    return all(status_of(settings, url, path) == httpx.codes.OK for path in paths)
+    return all(fetch_status(settings, url, path) == httpx.codes.OK for path in paths)
 
 
 def mark_bootstrapped(settings: Settings, url: str) -> None:

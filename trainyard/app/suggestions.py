@@ -27,8 +27,8 @@ def with_nearest(error: Unknown, request: BaseModel, context: Context) -> Unknow
     """
     if context.caller.tenant or isinstance(error, Refused) or "Did you mean" in f"{error.why} {error.do}":
         return error
-    for kind, word, is_file in named_things(request):
-        names = known_names(kind, word)
+    for kind, word, is_file in iterate_named_fields(request):
+        names = list_names(kind, word)
         if word not in error.what or word in names:
             continue
         near = nearest(word, names)
@@ -40,7 +40,7 @@ def with_nearest(error: Unknown, request: BaseModel, context: Context) -> Unknow
     return error
 
 
-def named_things(request: BaseModel) -> Iterator[tuple[str, str, bool]]:
+def iterate_named_fields(request: BaseModel) -> Iterator[tuple[str, str, bool]]:
     """Kind and value of each field that names something, and whether it may be a file.
 
     Of `JOB/TRAINER` also the job.
@@ -56,8 +56,8 @@ def named_things(request: BaseModel) -> Iterator[tuple[str, str, bool]]:
                     yield declared.completes, str(word).partition("/")[0], False
 
 
-def known_names(kind: str, word: str) -> list[str]:
-    from trainyard.app.completion import known_names  # only an error that names a known kind needs it
+def list_names(kind: str, word: str) -> list[str]:
+    from trainyard.app.completion import list_names  # only an error that names a known kind needs it
 
-    names: list[str] = known_names(kind, [word]) if kind else []
+    names: list[str] = list_names(kind, [word]) if kind else []
     return names

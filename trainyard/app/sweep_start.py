@@ -55,9 +55,9 @@ def build_sweep(request: SweepInput, context: Context) -> SweepSpec:
     ranges, fixed = read_parameters(request, ids, written)
     require_one_length(request, ids, written, trainer, ranges)
     written = add_evaluation(apply_values(written, ids, fixed), ids, trainer, request, context)
-    config = trainer_of(resolve_chain(written, settings), trainer)
+    config = require_trainer(resolve_chain(written, settings), trainer)
     metric = request.asked_metric or (config.eval or EvalSettings()).metric
-    rungs = rungs_of(request, config)
+    rungs = choose_rungs(request, config)
     combinations = math.prod(len(values.values) if values.values else math.inf for values in ranges.values())
     body: JsonObject = {
         "chain": written, "trainer": trainer, "parameters": ranges, "metric": metric,
@@ -66,13 +66,13 @@ def build_sweep(request: SweepInput, context: Context) -> SweepSpec:
         "trials": int(min(request.trials, combinations)) if request.sampler == "grid" else request.trials,
         **request.model_dump(include={"scheduler", "sampler", "seed", "reduction", "parallel"}),
     }  # fmt: skip
-    spec = sweep_of(body, request.name, chain.name)
+    spec = build_spec(body, request.name, chain.name)
     check_parameters(spec.chain, ids, ranges, lambda config: resolve_pausable_chain(config, spec, settings))
     refuse_or_wait(resolve_chain(spec.chain, settings), settings, is_job=False, allows=bool)
     return spec
 
 
-def sweep_of(body: Mapping[str, object], name: str | None, chain: str) -> SweepSpec:
+def build_spec(body: Mapping[str, object], name: str | None, chain: str) -> SweepSpec:
     """Return the sweep under its name: by default its chain's, with a digest of all that it is."""
     try:
         spec = SweepSpec(name=name or "sweep", **body)
@@ -126,7 +126,7 @@ def add_evaluation(
     written: ChainSpec, ids: tuple[str, ...], trainer: str, request: SweepInput, context: Context
 ) -> ChainSpec:
     """Return the chain whose trainer measures the metric at every rung."""
-    config = trainer_of(resolve_chain(written, context.settings), trainer)
+    config = require_trainer(resolve_chain(written, context.settings), trainer)
     evaluation = config.eval
     if evaluation is None:
         context.say(f"{trainer}: {EvalSettings().held_out_share:.0%} of its rows are held out to compare the trials")
@@ -166,7 +166,7 @@ def first_rung(request: SweepInput, config: TrainerConfig, steps: int) -> int:
     return request.first_rung or max(math.ceil(steps / request.reduction**2), warmup + 1)
 
 
-def rungs_of(request: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
+def choose_rungs(request: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
     """Return the rungs, at steps that are evaluated. Raises `InvalidInput` (`E-PARAMETER`)."""
     steps, every = config.hyperparameters.max_steps, (config.eval or EvalSettings()).steps
     if request.scheduler == "none":
@@ -184,7 +184,7 @@ def rungs_of(request: SweepInput, config: TrainerConfig) -> tuple[int, ...]:
 def resolve_pausable_chain(written: ChainSpec, spec: SweepSpec, settings: Settings) -> ResolvedChain:
     """Return the resolved chain of a trial. Raises `Refused`, also for a backend that cannot stop at a rung."""
     chain = resolve_chain(written, settings)
-    backend = trainer_of(chain, spec.trainer).backend
+    backend = require_trainer(chain, spec.trainer).backend
     if spec.scheduler == "asha" and backend not in STOP_AT_STEPS:
         because = f"The backend {backend.value} cannot stop a training after a step that is named."
         instead = "Use --scheduler none, or the backend native."
@@ -192,7 +192,7 @@ def resolve_pausable_chain(written: ChainSpec, spec: SweepSpec, settings: Settin
     return chain
 
 
-def trainer_of(chain: ResolvedChain, trainer: str) -> TrainerConfig:
+def require_trainer(chain: ResolvedChain, trainer: str) -> TrainerConfig:
     config = chain.node(trainer).config
     assert isinstance(config, TrainerConfig), "found by its type"
     return config

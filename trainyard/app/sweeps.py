@@ -21,7 +21,7 @@ from trainyard.sweeps.study import read_trials
 
 
 class SweepReport(Response):
-    """One sweep."""
+    """A sweep."""
 
     name: str
     run_id: str
@@ -52,16 +52,16 @@ class SweepList(Response):
 def show_sweep(request: ShowSweepInput, context: Context) -> SweepReport:
     """Return one sweep. Raises `NotFound` (`E-NOT-FOUND`), also for the best of none."""
     record = read_record(context.settings, request.name)
-    report = report_of(record, context.settings)
+    report = read_report(record, context.settings)
     chain = best_chain(record, report, context.settings) if request.best else ""
     return report.model_copy(update={"best_chain": chain, "plot": request.plot})
 
 
 def list_sweeps(_request: Nothing, context: Context) -> SweepList:
-    return SweepList(sweeps=tuple(report_of(record, context.settings) for record in list_records(context.settings)))
+    return SweepList(sweeps=tuple(read_report(record, context.settings) for record in list_records(context.settings)))
 
 
-def report_of(record: SweepRecord, settings: Settings) -> SweepReport:
+def read_report(record: SweepRecord, settings: Settings) -> SweepReport:
     """Return the current state of a sweep's study; before its first trial there is none."""
     spec, folder = record.spec, sweep_folder(settings, record.spec.name)
     trials = tuple(read_trials(folder, spec))

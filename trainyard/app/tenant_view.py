@@ -1,6 +1,6 @@
 """Answers to a token of a tenant: what lies outside of its folder is not there, and no place of this machine is named.
 
-A file that does not exist, one that belongs to somebody else, a link that leads out and a folder of the system are
+A file that does not exist, one that belongs to another tenant, a link that leads out and a folder of the system are
 answered with the same words: the difference would say what exists.
 """
 
@@ -57,30 +57,30 @@ def hide_error(caller: Caller, error: TrainyardError, settings: Settings) -> Tra
 
 def hide_places(text: str, settings: Settings) -> str:
     """Return a text without the folders of this machine that the service knows."""
-    for folder in places_of(settings):
+    for folder in list_hidden_folders(settings):
         text = text.replace(folder, HIDDEN)
     return text
 
 
 def hide_places_in_json(body: bytes, settings: Settings) -> bytes:
     """Return a JSON text without the folders of this machine that the service knows."""
-    for folder in names_of(own_folders(settings)):
+    for folder in list_folder_names(list_installation_folders(settings)):
         body = body.replace(folder.encode(), HIDDEN.encode())
     return body
 
 
-def own_folders(settings: Settings) -> list[Path]:
+def list_installation_folders(settings: Settings) -> list[Path]:
     """Return the folders of this installation. An answer with rows may contain `/tmp` of its own, which stays."""
     return [settings.home, settings.working_folder, *settings.data_roots, CHECKOUT]
 
 
-def places_of(settings: Settings) -> list[str]:
+def list_hidden_folders(settings: Settings) -> list[str]:
     """Return the folders whose names no stranger reads in an error, the longest first."""
     machine = [Path(sys.prefix), Path(sys.base_prefix), Path(tempfile.gettempdir()), Path.home()]
-    return names_of([*own_folders(settings), *machine])
+    return list_folder_names([*list_installation_folders(settings), *machine])
 
 
-def names_of(folders: Iterable[Path]) -> list[str]:
+def list_folder_names(folders: Iterable[Path]) -> list[str]:
     """Return the names of folders as written and as resolved, the longest first; the root of the disk is none."""
     names = {str(path) for folder in folders for path in (folder, folder.resolve()) if path != Path(path.anchor)}
     return sorted(names, key=len, reverse=True)

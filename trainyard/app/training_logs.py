@@ -27,7 +27,7 @@ ENDS = ("done", "stopped")
 
 @dataclass(frozen=True)
 class TrainingLogs:
-    """One trainer of a run."""
+    """A trainer of a run."""
 
     node: str
     folder: Path
@@ -60,7 +60,7 @@ class TrainingLogs:
         return sorted(path.name for path in folder.glob("*") if path.is_dir() and not path.name.startswith("."))
 
 
-def training_logs_of(run_folder: Path) -> list[TrainingLogs]:
+def find_training_logs(run_folder: Path) -> list[TrainingLogs]:
     """Return the trainers that a run has started, in the order of their first start."""
     works: dict[str, TrainingLogs] = {}
     for event in events_of(run_folder / EVENTS_FILE):
@@ -73,7 +73,7 @@ def training_logs_of(run_folder: Path) -> list[TrainingLogs]:
 def draw_run(run_folder: Path) -> str:
     """Return the losses and evaluation losses of a run's trainers as an SVG; "" when no trainer of it made a step."""
     curves: dict[str, JsonObject] = {}
-    for log in training_logs_of(run_folder):
+    for log in find_training_logs(run_folder):
         points = log.curve()
         curves[log.node] = {"losses": [(point.step, point.loss) for point in points]}
         curves[f"{log.node} eval"] = {"losses": [(point.step, point.eval_loss) for point in points]}
@@ -119,10 +119,10 @@ FRUITLESS = 3
 
 def find_left_trainings(run_folder: Path) -> list[TrainingLogs]:
     """Return the trainers of a run that stopped at a checkpoint after the run's own process was gone."""
-    return [work for work in training_logs_of(run_folder) if work.end() == "stopped"]
+    return [work for work in find_training_logs(run_folder) if work.end() == "stopped"]
 
 
-def made_no_progress(run_folder: Path) -> bool:
+def has_no_progress(run_folder: Path) -> bool:
     """Return whether no training made a step between the last preemptions of a run."""
     messages: list[str] = []
     for event in events_of(run_folder / EVENTS_FILE):

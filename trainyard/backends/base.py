@@ -1,4 +1,4 @@
-"""Who trains: the table of backends, the protocol that all of them speak, and one way to run any of them.
+"""Backends: their table, the protocol that all of them implement, and one way to run any of them.
 
 A *local* backend is a program that fulfils the contract of `trainyard.compute.child`: it reads `spec.json` (a
 `TrainingJob`) and leaves `result/adapter` or `result/model` with a `training.json`. Its module says how it is started;
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from trainyard.backends.job import TrainingJob, adopt_earlier_work
-from trainyard.backends.results import Listener, collect_result, count_starts, make_failure, unless_stopped
+from trainyard.backends.results import Listener, collect_result, count_starts, enter_unless_stopped, make_failure
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.lease import job_lock
-from trainyard.compute.supervise import DesiredState, Status, always_run, supervise
+from trainyard.compute.supervise import DesiredState, Status, keep_running, supervise
 from trainyard.errors import Reason, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
@@ -30,7 +30,7 @@ from trainyard.stores.whole import write_json_durably
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a backend can be used on this machine, and if not, what to do."""
+    """Availability of a backend on this machine, and if it is missing, what to do."""
 
     available: bool
     version: str = ""
@@ -41,7 +41,7 @@ class Probe:
 
 
 class Program(Protocol):
-    """What a local backend offers: see `backends/programs.py`. It imports fast: neither torch nor its tool."""
+    """Protocol of a local backend: see `backends/programs.py`. It imports fast: neither torch nor its tool."""
 
     def probe(self, settings: Settings | None = None) -> Probe:
         """Look whether it can run here, without importing anything heavy."""
@@ -71,7 +71,7 @@ BACKENDS: dict[BackendName, str] = {name: f"trainyard.backends.{name.value}.back
 """Name -> module of the backend, whose `BACKEND` is its program. It is imported without its tool."""
 
 
-def load(name: BackendName, settings: Settings | None = None) -> Program:
+def load_program(name: BackendName, settings: Settings | None = None) -> Program:
     """Return the program of that name. Raises `Unavailable` (`R-BACKEND-MISSING`) with what to do."""
     probe_result = probe(name, settings)
     if not probe_result.available:
@@ -105,7 +105,7 @@ def turn_folder(job: TrainingJob, settings: Settings) -> Path:
 
 def check(job: TrainingJob, settings: Settings) -> Program:
     """Return the program that would run the job. Raises `Unavailable` or `Refused`, with all reasons."""
-    program = load(job.config.backend, settings)
+    program = load_program(job.config.backend, settings)
     if reasons := program.reasons(job):
         raise Refused(reasons)
     return program
@@ -115,7 +115,7 @@ def run_training(
     job: TrainingJob,
     folder: Path,
     *,
-    desired_state: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = keep_running,
     on_event: Callable[[Event], None] = ignore,
     settings: Settings,
     budget_s: float | None = None,
@@ -130,7 +130,9 @@ def run_training(
     """
     program, work = check(job, settings), work_folder(job, settings)  # what is refused leaves no file behind
     lock = job_lock(settings, work, run=job.run, give_up=lambda: desired_state() is not DesiredState.RUN)
-    with unless_stopped(lock, desired_state, "The training was stopped while the same one was running elsewhere."):
+    with enter_unless_stopped(
+        lock, desired_state, "The training was stopped while the same one was running elsewhere."
+    ):
         if earlier := adopt_earlier_work(work, job, settings):
             on_event({"event": "adopted_work", "earlier": earlier.name, "work": work.name})
         work.mkdir(parents=True, exist_ok=True)

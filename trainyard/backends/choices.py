@@ -20,7 +20,7 @@ import orjson
 from pydantic import ValidationError
 
 from trainyard.backends.machine import device_name, read_architecture, versions
-from trainyard.compute.gpus import device_numbers, devices_here, physical_cores, read_gpus, training_threads
+from trainyard.compute.gpus import device_numbers, list_devices, physical_cores, read_gpus, training_threads
 from trainyard.errors import Conflict
 from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
@@ -29,9 +29,9 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.model.precision import choose_precision, cpu_bf16, hidden_size
+from trainyard.train.model.precision import choose_precision, cpu_bf16, read_hidden_size
 
 OWN_BACKENDS = (BackendName.NATIVE, BackendName.TRL)
 """Backends whose child computes in the precision that is decided here; others decide by the same facts of a device."""
@@ -39,7 +39,7 @@ OWN_BACKENDS = (BackendName.NATIVE, BackendName.TRL)
 
 @dataclass(frozen=True)
 class AutomaticChoice:
-    """One choice that a training makes where the spec leaves it open."""
+    """A choice that a training makes where the spec leaves it open."""
 
     name: str
     setting: str
@@ -54,12 +54,12 @@ SPEC, ROWS, BASE, DEVICE, PACKAGES, CORES, OVERFLOW = (
     "spec", "rows", "base", "device", "package versions", "cores", "a memory overflow, which is recorded",
 )  # fmt: skip
 AUTOMATIC = (
-    AutomaticChoice("device", "device", (DEVICE,), ("compute.gpus:devices_here", "backends.trl.loading:pick_device")),
+    AutomaticChoice("device", "device", (DEVICE,), ("compute.gpus:list_devices", "backends.trl.loading:pick_device")),
     AutomaticChoice(
         "precision", "hyperparameters.precision", (DEVICE, BASE),
         ("backends.choices:decide_choices", "train.model.precision:choose_precision",
-         "train.model.precision:choose_on_cpu", "train.model.precision:frozen_dtype", "backends.frame:decide_precision",
-         "backends.axolotl.config:choose_precision"),
+         "train.model.precision:choose_on_cpu", "train.model.precision:choose_frozen_dtype", 
+         "backends.frame:decide_precision", "backends.axolotl.config:choose_precision"),
     ),
     AutomaticChoice(
         "threads", "", (DEVICE, CORES),
@@ -108,7 +108,7 @@ AUTOMATIC = (
 
 
 class MachineChoices(Strict):
-    """What this machine decides for a training or an evaluation: a part of its content key and of its plan."""
+    """Automatic choices of this machine for a training or an evaluation: a part of its content key and of its plan."""
 
     device: Device
     precision: Precision
@@ -161,7 +161,7 @@ def write_choices(facts: Mapping[str, object], choices: MachineChoices, settings
     path = choices_file(facts, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.stem}.{os.getpid()}.{get_ident()}.tmp")  # a chain's trainers start in threads
-    write_json_durably(draft, versioned("choices", {"facts": facts, "chosen": choices.model_dump(mode="json")}))
+    write_json_durably(draft, add_version("choices", {"facts": facts, "chosen": choices.model_dump(mode="json")}))
     draft.replace(path)
     return choices
 
@@ -172,7 +172,7 @@ def machine_facts(config: TrainerConfig, base: Path | None, settings: Settings) 
     Of the machine it contains what does not change with its load.
     """
     return {
-        "machine": facts_of_device(devices_here()[0] if config.device is Device.AUTO else config.device, settings),
+        "machine": facts_of_device(list_devices()[0] if config.device is Device.AUTO else config.device, settings),
         "base": read_architecture(base) or config.base_model or "",
         "versions": versions(),
         "requested": {"precision": config.hyperparameters.precision.value, "backend": config.backend.value},
@@ -181,7 +181,7 @@ def machine_facts(config: TrainerConfig, base: Path | None, settings: Settings) 
 
 def evaluation_facts(settings: Settings) -> dict[str, object]:
     """Return the key of the decision of an evaluation: it takes the first device of the machine."""
-    machine = facts_of_device(devices_here()[0], settings)
+    machine = facts_of_device(list_devices()[0], settings)
     return {"machine": machine, "versions": versions(), "requested": {"node": "evaluator"}}
 
 
@@ -190,8 +190,8 @@ def facts_of_device(device: Device, settings: Settings) -> dict[str, object]:
     return {
         "device": device.value,
         "name": device_name(device),
-        "bf16": native_bf16_here(device),
-        "capability": capability_here(device),
+        "bf16": find_native_bf16(device),
+        "capability": find_capability(device),
         "cores": physical_cores(),
         "threads": settings.threads,
     }
@@ -217,7 +217,7 @@ def choose(config: TrainerConfig, base: Path | None, facts: JsonObject) -> Machi
     device = Device(machine["device"])
     decides = config.backend in OWN_BACKENDS
     choice = choose_precision(
-        requested, device.facts.torch_type, native=machine["bf16"], hidden=hidden_size(read_architecture(base))
+        requested, device.facts.torch_type, native=machine["bf16"], hidden=read_hidden_size(read_architecture(base))
     ) if decides else None  # fmt: skip
     return MachineChoices(
         device=device,
@@ -228,21 +228,21 @@ def choose(config: TrainerConfig, base: Path | None, facts: JsonObject) -> Machi
     )
 
 
-def native_bf16_here(device: Device) -> str | None:
+def find_native_bf16(device: Device) -> str | None:
     """Return what multiplies bf16 natively: an instruction set of this CPU, a GPU's own name, or None for nothing."""
     if device is Device.CPU:
         return cpu_bf16()
-    if device is Device.CUDA and not all(gpu.native_bf16 for gpu in own_gpus()):
+    if device is Device.CUDA and not all(gpu.native_bf16 for gpu in list_gpus()):
         return None
     return device.facts.torch_type
 
 
-def capability_here(device: Device) -> tuple[int, int] | None:
+def find_capability(device: Device) -> tuple[int, int] | None:
     """Return the lowest compute capability of the GPUs that trainings may take; None without one of NVIDIA's."""
-    return min((gpu.capability for gpu in own_gpus()), default=None) if device is Device.CUDA else None
+    return min((gpu.capability for gpu in list_gpus()), default=None) if device is Device.CUDA else None
 
 
-def own_gpus() -> list[Any]:
+def list_gpus() -> list[Any]:
     numbers = device_numbers()
     return [gpu for gpu in read_gpus().gpus if gpu.index in numbers]
 
@@ -257,12 +257,12 @@ def read_choices(facts: Mapping[str, object], settings: Settings) -> MachineChoi
     path = choices_file(facts, settings)
     try:
         value = read_versioned("choices", path.read_bytes(), path)
-        return MachineChoices.model_validate(value["chosen"]) if value["facts"] == as_stored(facts) else None
+        return MachineChoices.model_validate(value["chosen"]) if value["facts"] == to_stored(facts) else None
     except (OSError, ValueError, KeyError, TypeError, ValidationError, Conflict):
         return None  # the facts decide again, as they did before
 
 
-def as_stored(facts: Mapping[str, object]) -> object:
+def to_stored(facts: Mapping[str, object]) -> object:
     return orjson.loads(orjson.dumps(facts))
 
 

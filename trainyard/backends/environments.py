@@ -87,7 +87,7 @@ REQUIREMENTS: dict[Installable, Path] = {name: REQUIREMENTS_FOLDER / f"{name.val
 
 @dataclass(frozen=True)
 class Health:
-    """Whether a trainer imports in its environment, and how to fix it if not."""
+    """Result of importing a trainer in its environment, and how to fix a failure."""
 
     ok: bool
     version: str = ""
@@ -96,14 +96,14 @@ class Health:
     seconds: float = 0.0
 
 
-def external_of(name: Installable) -> External | None:
+def find_external(name: Installable) -> External | None:
     """Return the specifics of an environment; None for a backend that runs in Trainyard's."""
     return SERVERS.get(name) if isinstance(name, ServerName) else ENVIRONMENTS.get(name)
 
 
-def described(name: Installable) -> External:
+def require_external(name: Installable) -> External:
     """Return the same of one that has an environment."""
-    external = external_of(name)
+    external = find_external(name)
     assert external is not None, name
     return external
 
@@ -112,7 +112,7 @@ def envs(settings: Settings | None = None) -> Path:
     return (settings or current_settings()).home / "envs"
 
 
-def folder(name: Installable, settings: Settings | None = None) -> Path:
+def find_folder(name: Installable, settings: Settings | None = None) -> Path:
     """Where the environment of a backend is, or would be: the operator's own, else `TRAINYARD_HOME/envs/NAME`."""
     path = (settings or current_settings()).backend_envs.get(name.value)
     return path.expanduser().absolute() if path else envs(settings) / name.value
@@ -127,18 +127,18 @@ def install_line(name: Installable) -> str:
     return f"trainyard backends install {name.value}"
 
 
-def python_of(name: Installable, settings: Settings | None = None) -> Path:
+def find_python(name: Installable, settings: Settings | None = None) -> Path:
     """Return the interpreter of a backend's program; Trainyard's own if the backend has no environment.
 
     Raises `Unavailable` (`R-BACKEND-MISSING`) with the command that installs it.
     """
-    if external_of(name) is None and not is_named(name, settings):
+    if find_external(name) is None and not is_named(name, settings):
         return Path(sys.executable)
-    python = folder(name, settings) / "bin" / "python"
+    python = find_folder(name, settings) / "bin" / "python"
     if not python.exists():
         raise Unavailable(
             f"The backend {name.value!r} is not available.",
-            why=f"There is no environment at {folder(name, settings)}.",
+            why=f"There is no environment at {find_folder(name, settings)}.",
             do=repair_hint(name, settings),
             code="R-BACKEND-MISSING",
         )
@@ -167,7 +167,7 @@ def distributions(environment: Path) -> dict[str, str]:
 
 def list_installed(name: Installable, settings: Settings | None = None) -> dict[str, str]:
     """Distribution -> version in the environment of a backend; empty where there is none. Imports nothing."""
-    return distributions(folder(name, settings))
+    return distributions(find_folder(name, settings))
 
 
 def pins(name: Installable) -> dict[str, str]:
@@ -187,9 +187,9 @@ def requirements_digest(name: Installable) -> str:
 
 def probe(name: Installable, settings: Settings | None = None) -> Probe:
     """Whether an external trainer is installed in the right version. Reads files only; a failed import test counts."""
-    environment, fix = folder(name, settings), repair_hint(name, settings)
+    environment, fix = find_folder(name, settings), repair_hint(name, settings)
     versions = list_installed(name, settings)
-    external, requirements = described(name), pins(name)
+    external, requirements = require_external(name), pins(name)
     version = versions.get(external.distribution, "")
     if not (environment / "bin" / "python").exists():
         return Probe(False, why=f"{name.value} is not installed: there is no environment at {environment}.", fix=fix)
@@ -217,11 +217,13 @@ def health_file(name: Installable, settings: Settings | None = None) -> Path:
     return envs(settings) / f"{name.value}.health.json"
 
 
-def key(name: Installable, settings: Settings | None = None) -> str:
+def make_key(name: Installable, settings: Settings | None = None) -> str:
     """Names what the import test looked at: the environment, the versions in it and the test."""
-    environment = folder(name, settings)
+    environment = find_folder(name, settings)
     changed = [path.stat().st_mtime_ns for path in site_packages(environment)]
-    text = orjson.dumps([str(environment.resolve()), changed, list_installed(name, settings), described(name).imports])
+    text = orjson.dumps(
+        [str(environment.resolve()), changed, list_installed(name, settings), require_external(name).imports]
+    )
     return hashlib.sha256(text).hexdigest()
 
 
@@ -232,7 +234,7 @@ def read_last_health(name: Installable, settings: Settings | None = None) -> Hea
         return None
     try:
         record = orjson.loads(path.read_bytes())
-        return Health(**record["health"]) if record["key"] == key(name, settings) else None
+        return Health(**record["health"]) if record["key"] == make_key(name, settings) else None
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None  # another version of us wrote it; the test is repeated
 
@@ -245,15 +247,15 @@ def health(name: Installable, settings: Settings | None = None, *, refresh: bool
         return last_health
     if not looked.version:
         return Health(False, why=looked.why, fix=looked.fix)
-    result = import_test(name, folder(name, settings), looked.version, repair_hint(name, settings))
+    result = import_test(name, find_folder(name, settings), looked.version, repair_hint(name, settings))
     envs(settings).mkdir(parents=True, exist_ok=True)
-    write_json_durably(health_file(name, settings), {"key": key(name, settings), "health": asdict(result)})
+    write_json_durably(health_file(name, settings), {"key": make_key(name, settings), "health": asdict(result)})
     return result
 
 
 def import_test(name: Installable, environment: Path, version: str, fix: str) -> Health:
     """Run the imports of a backend in an environment, without network and without Trainyard's packages."""
-    external, started = described(name), time.monotonic()
+    external, started = require_external(name), time.monotonic()
     variables = {
         **clean_variables(child_environment()),
         **external.variables,

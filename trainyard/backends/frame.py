@@ -1,4 +1,4 @@
-"""What every training child shares, whichever engine trains below it; imports torch only where a function computes.
+"""Frame of every training child, whichever engine trains below it; imports torch only where a function computes.
 
     job = read_job(folder)
     fix_threads_and_seed(job)                     before the first number is drawn
@@ -35,8 +35,18 @@ from trainyard.spec.compat.advice import step_advice, step_reasons
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.stores.tensors import has_changed
 from trainyard.stores.whole import write_folder, write_json_durably
-from trainyard.train.model.precision import PrecisionChoice, accelerator_of, choose_precision, hidden_size, native_bf16
-from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory, unchanged_weights
+from trainyard.train.model.precision import (
+    PrecisionChoice,
+    choose_precision,
+    find_accelerator,
+    native_bf16,
+    read_hidden_size,
+)
+from trainyard.workers.trainyard_worker.failures import (
+    describe_out_of_memory,
+    nonfinite_weights,
+    unchanged_weights_error,
+)
 
 if TYPE_CHECKING:
     from trainyard.train.rows.tokens import TokenLedger
@@ -54,7 +64,7 @@ CRITIC_PREFIX = "critic."
 """Where ppo keeps its critic in a policy (`train/losses/scoring`, which imports torch)."""
 
 
-def load(module: str) -> Any:
+def import_package(module: str) -> Any:
     """torch or transformers, which the children of external tools never import."""
     return importlib.import_module(module)
 
@@ -77,17 +87,17 @@ def memory_errors_in_words() -> Iterator[None]:
     """Raise `TrainyardError` (`E-DEVICE-MEMORY`) where torch runs out of the memory of its device."""
     try:
         yield
-    except load("torch").OutOfMemoryError as error:
-        raise TrainyardError(**out_of_memory(str(error))) from error
+    except import_package("torch").OutOfMemoryError as error:
+        raise TrainyardError(**describe_out_of_memory(str(error))) from error
 
 
 def fix_threads_and_seed(job: TrainingJob) -> None:
     """Fix the thread count of this process and every generator, before anything draws a random number."""
-    torch = load("torch")
+    torch = import_package("torch")
     torch.set_num_threads(max(1, job.threads // job.config.launch.processes))
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
-    load("transformers").set_seed(job.config.hyperparameters.seed)
+    import_package("transformers").set_seed(job.config.hyperparameters.seed)
 
 
 def require_not_stopped(stopped: bool) -> None:
@@ -124,20 +134,20 @@ def decide_precision(
     path = folder / DECISIONS_FILE
     decisions = share(orjson.loads(path.read_bytes()) if path.exists() else {})
     if "precision" not in decisions:
-        choice = precision_of(job, device)
+        choice = resolve_precision(job, device)
         decisions = share({**decisions, "precision": choice.precision.value, "why": choice.why})
         write_json_durably(path, decisions)
     return PrecisionChoice(Precision(decisions["precision"]), decisions["why"])
 
 
-def precision_of(job: TrainingJob, device: str) -> PrecisionChoice:
+def resolve_precision(job: TrainingJob, device: str) -> PrecisionChoice:
     """Return the precision that the job carries for this device, or that its facts give. Raises `E-DEVICE`."""
     choices, requested = job.choices, job.config.hyperparameters.precision
-    if choices is not None and choices.device is accelerator_of(device) and choices.precision is not Precision.AUTO:
+    if choices is not None and choices.device is find_accelerator(device) and choices.precision is not Precision.AUTO:
         return PrecisionChoice(choices.precision, choices.precision_why)
     path = Path(job.base) / "config.json"
     config = orjson.loads(path.read_bytes()) if path.is_file() else {}
-    return choose_precision(requested, device, native=native_bf16(device), hidden=hidden_size(config))
+    return choose_precision(requested, device, native=native_bf16(device), hidden=read_hidden_size(config))
 
 
 # The result
@@ -150,7 +160,7 @@ def trainable_bytes(model: Any) -> int:
 
 def require_finite_weights(model: Any) -> None:
     """Raise `E-NON-FINITE` naming the first trained tensor with NaN or infinity; of a sharded one, its part."""
-    torch = load("torch")
+    torch = import_package("torch")
     for name, parameter in model.named_parameters():
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         if parameter.requires_grad and not torch.isfinite(local).all():
@@ -163,7 +173,7 @@ def sum_bits(model: Any) -> dict[str, int]:
     The first factors of an adapter are left out where it has second ones: an adapter whose second factors are still
     zero is the base, whatever weight decay has done to the first. So is the critic, which stays behind.
     """
-    torch = load("torch")
+    torch = import_package("torch")
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     policy = {name: value for name, value in trained.items() if not name.startswith(CRITIC_PREFIX)}
     decisive = {name: value for name, value in policy.items() if not FIRST_FACTOR.search(name)}
@@ -178,7 +188,7 @@ def sum_bits(model: Any) -> dict[str, int]:
 def require_moved(job: TrainingJob, model: Any, before: Mapping[str, int], why: str) -> None:
     """Raise `TrainyardError` (`E-UNCHANGED`) where no trained weight differs from what the run began with."""
     if before and not job.is_probe and sum_bits(model) == before:
-        raise TrainyardError(**unchanged_weights(why))
+        raise TrainyardError(**unchanged_weights_error(why))
 
 
 def explain_standstill(losses: Sequence[Sequence[float]], steps: int, skipped: int, rollouts: JsonMapping) -> str:
@@ -252,7 +262,9 @@ def require_changed_files(job: TrainingJob, target: Path) -> None:
             message, why=str(error), do="Look into child.log, and train again.", code="E-PROGRAM"
         ) from error
     if not changed:
-        raise TrainyardError(**unchanged_weights("The adapter that was written changes nothing of what it began with."))
+        raise TrainyardError(
+            **unchanged_weights_error("The adapter that was written changes nothing of what it began with.")
+        )
 
 
 def missing_weights(job: TrainingJob, folder: Path) -> list[str]:

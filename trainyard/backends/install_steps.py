@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from trainyard.compute.supervise import ProcessTree, ended
+from trainyard.compute.supervise import ProcessTree, wait_for_end
 from trainyard.errors import Unavailable
 
 LOG_FILE = "install.log"
@@ -81,7 +81,7 @@ def run_install_step(argv: list[str], folder: Path, variables: Mapping[str, str]
             log.flush()
             process = subprocess.Popen(argv, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             running.append((process, ProcessTree(process.pid)))
-        while not ended(process, POLL_S):
+        while not wait_for_end(process, POLL_S):
             running[0][1].refresh(every_s=POLL_S)
     finally:
         for process, tree in running:

@@ -45,7 +45,7 @@ BUILDS: dict[Installable, Callable[[Path, Say], None]] = {
 
 @dataclass(frozen=True)
 class Phase:
-    """One call of pip."""
+    """A call of pip."""
 
     options: tuple[str, ...]
     requirements: tuple[str, ...]
@@ -73,13 +73,13 @@ def install(name: Installable, settings: Settings, say: Say) -> environments.Hea
     require_installable(name, settings)
     root = environments.envs(settings)
     root.mkdir(parents=True, exist_ok=True)
-    with ENDING.catch_signals(), one_at_a_time(name, root, say):
+    with ENDING.catch_signals(), lock_installation(name, root, say):
         if is_current(name, settings) and (last_health := environments.health(name, settings)).ok:
             say(f"{name.value} {last_health.version} is installed already")
             return last_health
         sweep(name, root)
         require_python(name)
-        require_room(root, environments.described(name).room_gib)
+        require_room(root, environments.require_external(name).room_gib)
         environment = Path(tempfile.mkdtemp(prefix=f".{name.value}-", dir=root))
         try:
             health = build(name, environment, say)
@@ -98,12 +98,13 @@ def install(name: Installable, settings: Settings, say: Say) -> environments.Hea
 def require_installable(name: Installable, settings: Settings) -> None:
     if environments.is_named(name, settings):
         raise Conflict(
-            f"The setting backend_envs names an environment for {name.value}: {environments.folder(name, settings)}.",
-            why="Nothing is installed into an environment that somebody else made.",
+            f"The setting backend_envs names an environment for {name.value}: "
+            f"{environments.find_folder(name, settings)}.",
+            why="Trainyard installs nothing into an environment that it did not create.",
             do=f"Install there by hand, or remove backend_envs.{name.value} from trainyard.toml.",
             code="E-BACKEND-CONFIG",
         )
-    if environments.external_of(name) is None:
+    if environments.find_external(name) is None:
         raise InvalidInput(
             f"The backend {name.value} has no environment of its own: it runs in Trainyard's.",
             do=f"Install one of: {', '.join(backend.value for backend in environments.REQUIREMENTS)}.",
@@ -113,7 +114,7 @@ def require_installable(name: Installable, settings: Settings) -> None:
 
 def require_python(name: Installable, version: tuple[int, int] = sys.version_info[:2]) -> None:
     """Raise `Unavailable` (`E-INSTALL`) where a package of the environment has no wheel for our Python."""
-    pythons = environments.described(name).pythons
+    pythons = environments.require_external(name).pythons
     if pythons and version not in pythons:
         versions = " and ".join(".".join(map(str, python)) for python in pythons)
         raise Unavailable(
@@ -126,7 +127,7 @@ def require_python(name: Installable, version: tuple[int, int] = sys.version_inf
 
 
 @contextmanager
-def one_at_a_time(name: Installable, root: Path, say: Say) -> Iterator[None]:
+def lock_installation(name: Installable, root: Path, say: Say) -> Iterator[None]:
     """Lock this environment; a second install waits for the first one and finds its work done."""
     path = root / f".{name.value}.lock"
     if (other := holder(path)) is not None:
@@ -137,7 +138,7 @@ def one_at_a_time(name: Installable, root: Path, say: Say) -> Iterator[None]:
 
 def is_current(name: Installable, settings: Settings) -> bool:
     """Whether the environment was made from the requirement file as it is now."""
-    path = environments.folder(name, settings) / environments.RECORD_FILE
+    path = environments.find_folder(name, settings) / environments.RECORD_FILE
     if not path.is_file():
         return False
     record = orjson.loads(path.read_bytes())
@@ -153,7 +154,7 @@ def python_version() -> str:
 
 def build(name: Installable, environment: Path, say: Say) -> environments.Health:
     """Fill an empty folder with a tested environment and its record. Raises `Unavailable` (`E-INSTALL`)."""
-    external, started = environments.described(name), time.monotonic()
+    external, started = environments.require_external(name), time.monotonic()
     variables = {**environments.clean_variables(installer_environment()), **external.variables}
     say(f"making {environment.name}")
     run_install_step([sys.executable, "-P", "-m", "venv", str(environment)], environment, variables)

@@ -76,7 +76,7 @@ class JobMachine(BaseModel):
 
 
 class TrainingJob(JobData, JobMachine):
-    """One training execution, resolved: nothing in it needs a lookup any more."""
+    """A training execution, resolved: nothing in it needs a lookup any more."""
 
     config: TrainerConfig
     """Stage, method, backend and settings, as `resolve_trainer` returns them."""
@@ -144,7 +144,7 @@ class TrainingJob(JobData, JobMachine):
         return (digest({"job": self.digest, "tenant": self.tenant}) if self.tenant else self.digest)[:32]
 
 
-def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: object) -> TrainingJob:
+def prepare_job(config: TrainerConfig, base: str, settings: Settings, **inputs: object) -> TrainingJob:
     """The job of a resolved trainer on this machine: its base checked, its mirror located, threads and locks set.
 
     `inputs` are the fields of `TrainingJob` that differ between two places that make a job.
@@ -156,9 +156,9 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: obje
         teacher = resolve_model(config.stage.teacher_model, settings)
         inputs |= {"teacher": teacher.location, "teacher_sha256": teacher.sha256}
     if config.stage.teacher_server is not None:
-        inputs["teacher"] = server_at(config.stage.teacher_server, settings)
+        inputs["teacher"] = find_endpoint(config.stage.teacher_server, settings)
     if config.stage.judges:
-        inputs["judges"] = {judge.server: judge_at(judge, settings) for judge in config.stage.judges}
+        inputs["judges"] = {judge.server: find_judge(judge, settings) for judge in config.stage.judges}
     if (name := config.stage.environment_function) is not None:
         inputs["environment"] = ENVIRONMENT.find_reference(name, settings.environments)
         inputs["environment_sha256"] = ENVIRONMENT.digest(name, settings.environments)
@@ -173,16 +173,16 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: obje
     )
 
 
-def server_at(endpoint: str, settings: Settings) -> TeacherServer:
+def find_endpoint(endpoint: str, settings: Settings) -> TeacherServer:
     """Return an endpoint of the settings."""
     server = settings.endpoint(endpoint)
     return TeacherServer(base_url=server.base_url, model=server.model or endpoint, api_key_env=server.api_key_env)
 
 
-def judge_at(reward: JudgeReward, settings: Settings) -> TeacherServer:
+def find_judge(reward: JudgeReward, settings: Settings) -> TeacherServer:
     """Where the judge of a reward answers: at an endpoint of the settings, or at an address without a key."""
     if reward.endpoint is not None:
-        server = server_at(reward.endpoint, settings)
+        server = find_endpoint(reward.endpoint, settings)
         return server.model_copy(update={"model": reward.model or server.model})
     assert reward.base_url is not None, "the spec has either an endpoint or an address"
     assert reward.model is not None, "asked for with an address"
@@ -233,14 +233,14 @@ PLACES = {
 """Where things lie, who runs it, on which machine, and how far for now: no part of what is trained."""
 
 
-def changed_since(work: Path, job: TrainingJob) -> list[str]:
+def list_differences(work: Path, job: TrainingJob) -> list[str]:
     """Return the differences from the job whose work folder this is: `config.method.rank: 8 before, 16 now`."""
-    before = job_in(work)
+    before = read_job(work)
     changes = list_changes(before.model_dump(mode="json"), job.model_dump(mode="json")) if before else ()
     return [f"{name}: {old} before, {new} now" for name, old, new in changes if name.partition(".")[0] not in PLACES]
 
 
-def job_in(work: Path) -> TrainingJob | None:
+def read_job(work: Path) -> TrainingJob | None:
     """The job of a work folder as this version reads it; None if there is none, or one that it cannot carry out."""
     path = work / SPEC_FILE
     try:
@@ -264,7 +264,7 @@ def work_folders_of_earlier_versions(
     `complete` adds to a job what earlier versions did not write: whose it is, and whose work it continues.
     """
     for spec in sorted(trainings.glob(f"*/{SPEC_FILE}")):
-        job = job_in(spec.parent)
+        job = read_job(spec.parent)
         if job is None:
             continue
         today = trainings / complete(job).work_name[: len(spec.parent.name)]

@@ -31,7 +31,7 @@ from trainyard.backends import states
 from trainyard.backends.base import Handle, Probe, check, probe, run_training, work_folder
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.oom import follow_restarts, train_within_memory
-from trainyard.backends.results import TrainingStopped, early_stop_text, move, unless_stopped
+from trainyard.backends.results import TrainingStopped, early_stop_text, enter_unless_stopped, move
 from trainyard.callbacks import ignore
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, read_events
@@ -66,7 +66,7 @@ def events_file(work: Path) -> Path:
 
 @dataclass(frozen=True)
 class Options:
-    """How a local training is supervised."""
+    """Supervision of a local training."""
 
     budget_s: float | None = None
     """Default: the job's own budget."""
@@ -149,7 +149,7 @@ class Running:
             among=devices,
             patience=Patience(give_up=lambda: self.desired is not DesiredState.RUN),
         )
-        with unless_stopped(claim, self.get_desired, "The job was stopped before its first step."):
+        with enter_unless_stopped(claim, self.get_desired, "The job was stopped before its first step."):
             return train_within_memory(
                 self.job,
                 self.folder,
@@ -164,7 +164,7 @@ class Running:
 
     def note(self, event: Event) -> None:
         with self.changing:
-            before, self.status = self.status, states.after(self.status, event)
+            before, self.status = self.status, states.advance_status(self.status, event)
             if self.status.reason != before.reason:
                 self.change(self.status.state, self.status.reason)
 

@@ -1,4 +1,4 @@
-"""When a training does not fit the memory: recognise it, try once more, or raise an error with numbers.
+"""Out-of-memory handling of trainings: recognise it, try once more, or raise an error with numbers.
 
 The one retry takes half the rows at a time and twice as many times before a step, so that a step still sees the same
 rows. It starts from zero, in a work folder of its own, because a checkpoint inside an accumulation would not fit; it
@@ -21,13 +21,13 @@ from trainyard.backends.results import CHECKPOINT_FOLDER, TRAINING_FILE
 from trainyard.backends.timings import TrainingClock
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.events import Event
-from trainyard.compute.gpus import device_memory, devices_here
+from trainyard.compute.gpus import device_memory, list_devices
 from trainyard.compute.supervise import MEMORY_CODES, DesiredState, kernel_kills, ran_out_of_memory, read_tail
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.cascade import recomputes
-from trainyard.spec.estimate.memory import GIB, memory_of
+from trainyard.spec.estimate.memory import GIB, estimate_memory
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import Produced
@@ -78,7 +78,7 @@ def train_within_memory(
                 "rows."
             )
             on_event({"event": "warning", "code": "E-DEVICE-MEMORY", "text": text})
-    return produced if current is job else noted(produced, job, current, folder, settings)
+    return produced if current is job else record_smaller_batch(produced, job, current, folder, settings)
 
 
 def halve_batch(job: TrainingJob) -> TrainingJob | None:
@@ -122,7 +122,9 @@ def remember(job: TrainingJob, smaller: TrainingJob, error: TrainyardError, sett
     write_json_durably(work_folder(job, settings) / REMEMBERED_FILE, content)
 
 
-def noted(produced: Produced, job: TrainingJob, smaller: TrainingJob, folder: Path, settings: Settings) -> Produced:
+def record_smaller_batch(
+    produced: Produced, job: TrainingJob, smaller: TrainingJob, folder: Path, settings: Settings
+) -> Produced:
     """Return the result, with what was changed in its facts and in its `training.json`."""
     names = ("batch_size", "gradient_accumulation")
     before, after = job.config.hyperparameters, smaller.config.hyperparameters
@@ -141,7 +143,7 @@ def noted(produced: Produced, job: TrainingJob, smaller: TrainingJob, folder: Pa
 def with_advice(error: TrainyardError, job: TrainingJob) -> LimitExceeded:
     """Return the error with numbers: what the job takes by estimate, what there is, and what would take less."""
     device, available = find_device_memory(job.config)
-    shape = shape_of(job.base)
+    shape = read_shape(job.base)
     lines = advice(shape, job.config, device, available) if shape else []
     do = "; ".join(lines) or f"Lower max_length{', or set gradient_checkpointing: true' * recomputes(job.config)}"
     code = error.code if error.code in MEMORY_CODES else "E-DEVICE-MEMORY" if device.facts.is_gpu else "E-MEMORY"
@@ -151,14 +153,16 @@ def with_advice(error: TrainyardError, job: TrainingJob) -> LimitExceeded:
 
 def advice(shape: ModelShape, config: TrainerConfig, device: Device, available: int) -> list[str]:
     """Return what it takes now, and each single change that takes less, the greatest saving first."""
-    hyper, now = config.hyperparameters, memory_of(shape, config, device).total
+    hyper, now = config.hyperparameters, estimate_memory(shape, config, device).total
     changes: dict[str, dict[str, object]] = {
         **({"gradient_checkpointing: true": {"gradient_checkpointing": True}} if recomputes(config) else {}),
         f"max_length: {hyper.max_length // 2}": {"max_length": max(8, hyper.max_length // 2)},
         "batch_size: 1": {"batch_size": 1},
     }
     takes = {
-        name: memory_of(shape, config.model_copy(update={"hyperparameters": hyper.model_copy(update=update)}), device)
+        name: estimate_memory(
+            shape, config.model_copy(update={"hyperparameters": hyper.model_copy(update=update)}), device
+        )
         for name, update in changes.items()
     }
     less = sorted((memory.total, name) for name, memory in takes.items() if memory.total < now)
@@ -168,12 +172,12 @@ def advice(shape: ModelShape, config: TrainerConfig, device: Device, available: 
 
 def find_device_memory(config: TrainerConfig) -> tuple[Device, int]:
     """Where it trains, and the bytes that are there."""
-    gpu = next((device for device in devices_here() if device.facts.is_gpu), None)
+    gpu = next((device for device in list_devices() if device.facts.is_gpu), None)
     if gpu is not None and config.device is not Device.CPU and (memory := device_memory(gpu)):
         return gpu, memory
     return Device.CPU, psutil.virtual_memory().available
 
 
-def shape_of(base: str) -> ModelShape | None:
+def read_shape(base: str) -> ModelShape | None:
     path = Path(base) / "config.json"
     return ModelShape.from_config(orjson.loads(path.read_bytes())) if path.is_file() else None

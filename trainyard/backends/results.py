@@ -29,9 +29,9 @@ from trainyard.stores.artifacts import Produced, ProducedSet
 from trainyard.stores.metrics import number, read_curve
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, checkpoints
-from trainyard.train.checkpoint.retention import list_best, metric_of
+from trainyard.train.checkpoint.retention import list_best, read_metric
 from trainyard.train.divergence import DivergenceWatch, judge_training
-from trainyard.train.history import choose_by
+from trainyard.train.history import choose_comparison
 
 Claimed = TypeVar("Claimed")
 TRAINING_FILE = "training.json"
@@ -73,7 +73,7 @@ class TrainingStopped(TrainyardError):
 
 
 @contextmanager
-def unless_stopped(
+def enter_unless_stopped(
     claim: AbstractContextManager[Claimed], desired_state: Callable[[], DesiredState], message: str
 ) -> Iterator[Claimed]:
     """Enter a claim; one that is given up because the run was stopped meanwhile raises `TrainingStopped`."""
@@ -112,7 +112,7 @@ class Listener:
         self.on_event(event)
         if event["event"] == "progress" and self.watch is not None:
             step, loss, held_out = (number(event.get(name)) for name in ("step", "loss", "eval_loss"))
-            for divergence in self.watch.on_step(int(step or 0), loss, held_out, norm_of(event)):
+            for divergence in self.watch.on_step(int(step or 0), loss, held_out, read_norm(event)):
                 self.on_event({"event": "divergence", "text": divergence.text, "divergence": divergence.as_dict()})
 
 
@@ -136,7 +136,7 @@ def watch_from(job: TrainingJob, work: Path) -> DivergenceWatch | None:
     return watch
 
 
-def norm_of(event: Event) -> float | None:
+def read_norm(event: Event) -> float | None:
     """Return the norm of a step's gradient, NaN for one that is not finite, which JSON has as null.
 
     None where nothing measured it, and where fp16's scaling skips such steps.
@@ -149,12 +149,12 @@ def norm_of(event: Event) -> float | None:
 
 def read_norms(work: Path) -> dict[int, float]:
     """Return step -> norm of the gradient of the steps of a training."""
-    steps = ((event.get("step"), norm_of(event)) for event in read_events(work / EVENTS_FILE)
+    steps = ((event.get("step"), read_norm(event)) for event in read_events(work / EVENTS_FILE)
              if event["event"] == "progress")  # fmt: skip
     return {step: norm for step, norm in steps if isinstance(step, int) and norm is not None}
 
 
-def divergence_of(job: TrainingJob, training: JsonMapping, work: Path) -> dict[str, object]:
+def find_divergence(job: TrainingJob, training: JsonMapping, work: Path) -> dict[str, object]:
     """`divergence`: what speaks against a finished training in its own numbers; empty for nothing."""
     if not has_comparable_losses(job):
         return {}
@@ -206,8 +206,8 @@ def collect_result(
     output = work / RESULT_FOLDER / port.value
     header = {"tool_version": version, "log_head": log_head(work / LOG_FILE)}
     training = {**header, **json.loads((output / TRAINING_FILE).read_text(encoding="utf-8"))}
-    ends = smoothed_losses(training["losses"])
-    divergence = divergence_of(job, training, work)
+    ends = smooth_losses(training["losses"])
+    divergence = find_divergence(job, training, work)
     training |= ends | divergence
     write_json_durably(output / TRAINING_FILE, training)
     target = folder / port.value
@@ -241,9 +241,9 @@ def keep_best_checkpoints(job: TrainingJob, work: Path) -> None:
     if evaluation is None or not evaluation.best_outlive:
         return
     paths = {step: path for path, step in checkpoints(work / CHECKPOINT_FOLDER)}
-    measured = {step: metric for step, path in paths.items() if (metric := metric_of(path)) is not None}
+    measured = {step: metric for step, path in paths.items() if (metric := read_metric(path)) is not None}
     (work / BEST_FOLDER).mkdir()
-    for step in list_best(measured, choose_by(evaluation.metric))[: evaluation.keep_best]:
+    for step in list_best(measured, choose_comparison(evaluation.metric))[: evaluation.keep_best]:
         paths[step].rename(work / BEST_FOLDER / paths[step].name)
 
 
@@ -255,7 +255,7 @@ def early_stop_text(facts: JsonMapping) -> str:
     return f"stopped early at step {facts['steps']}, best at step {evaluation['best_step']}"
 
 
-def smoothed_losses(losses: Sequence[Sequence[float]]) -> dict[str, float]:
+def smooth_losses(losses: Sequence[Sequence[float]]) -> dict[str, float]:
     """`loss_at_start` and `loss_at_end`: means of the losses of the first and the last tenth of the steps.
 
     `losses` are [step, loss, learning rate].

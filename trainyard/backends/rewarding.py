@@ -14,16 +14,16 @@ from trainyard.train.rl.environments import Environment
 from trainyard.train.rl.reward_model import (
     RewardModelScorer,
     ScorerSource,
+    find_source,
     load_reward_model,
     require_same_tokens,
-    source_of,
 )
 from trainyard.train.rl.rewards import CompletionScorer, JudgeScorer, RewardPanel, require_sound
 
 
-def scorer_of(job: TrainingJob) -> ScorerSource | None:
+def find_scorer(job: TrainingJob) -> ScorerSource | None:
     """Where the reward model of a job lies."""
-    return source_of(job.reward_model, job.base, job.base_sha256) if job.reward_model is not None else None
+    return find_source(job.reward_model, job.base, job.base_sha256) if job.reward_model is not None else None
 
 
 def make_panel(
@@ -36,7 +36,7 @@ def make_panel(
     require_sound(settings.rewards)
     scorers: dict[str, CompletionScorer] = {}
     if settings.reads_scores:
-        source = scorer_of(job)
+        source = find_scorer(job)
         assert source is not None, "asked for above"
         require_same_tokens(source, tokenizer)
         model = load_reward_model(source, device, job.config.hyperparameters.seed)

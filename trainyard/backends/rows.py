@@ -23,12 +23,12 @@ from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.stores.whole import new_file
-from trainyard.train.rows.shuffled_control import shuffled_answers, shuffled_preferences
+from trainyard.train.rows.shuffled_control import shuffle_answers, shuffle_preferences
 
 CHAT_FILE, TOKENS_FILE = "rows.jsonl", "tokens.jsonl"
 
 
-def port_of(job: TrainingJob) -> Port:
+def find_port(job: TrainingJob) -> Port:
     """Return the port that this job's rows come from. Raises `InvalidInput` (`E-DATA-EMPTY`)."""
     stage = job.config.stage
     for port in (*stage.facts.ports, *stage.facts.instead):
@@ -42,7 +42,7 @@ def port_of(job: TrainingJob) -> Port:
     )
 
 
-def rows_of(job: TrainingJob) -> Iterable[Any]:
+def read_rows(job: TrainingJob) -> Iterable[Any]:
     """Return every row of the job, in the shape of its stage, the control applied. Read as they are requested.
 
     The split of those that are held out for evaluation is `evaluation`. Raises `InvalidInput` (`E-DATA-EMPTY`) where a
@@ -61,12 +61,12 @@ def rows_of(job: TrainingJob) -> Iterable[Any]:
             code="E-DATA-EMPTY",
         )
 
-    def marked(row: Any) -> Any:
+    def mark_row(row: Any) -> Any:
         if row.split == shapes.TRAIN and row_order(row, seed) in held_out:
             row.split = shapes.EVALUATION
         return row
 
-    return map(marked, map(plain_text, stage_rows(job)))
+    return map(mark_row, map(plain_text, stage_rows(job)))
 
 
 def evaluation_rows(job: TrainingJob) -> list[Any]:
@@ -78,9 +78,9 @@ def evaluation_rows(job: TrainingJob) -> list[Any]:
     if evaluation is None:
         return []
     rows = (
-        held_out_set(job, evaluation.set)
+        read_held_out_rows(job, evaluation.set)
         if evaluation.set
-        else (row for row in rows_of(job) if row.split == shapes.EVALUATION)
+        else (row for row in read_rows(job) if row.split == shapes.EVALUATION)
     )
     held_out = heapq.nsmallest(evaluation.max_rows, rows, key=lambda row: row_order(row, seed))
     for row in held_out:
@@ -88,9 +88,9 @@ def evaluation_rows(job: TrainingJob) -> list[Any]:
     return held_out
 
 
-def held_out_set(job: TrainingJob, name: str) -> Iterable[Any]:
+def read_held_out_rows(job: TrainingJob, name: str) -> Iterable[Any]:
     """Return the rows of a held-out set that came with the data set."""
-    facts, port = job.config.stage.facts, port_of(job)
+    facts, port = job.config.stage.facts, find_port(job)
     path = Path(job.data[port]) / shapes.HELD_OUT_FOLDER / f"{name}.arrow"
     rows: list[Any] = list(shapes.read_rows(path, port)) if path.is_file() else []
     if not rows:
@@ -100,7 +100,7 @@ def held_out_set(job: TrainingJob, name: str) -> Iterable[Any]:
             do="Write `eval: {share: 0.05}` in place of the set, or let the validator hold out more.",
             code="E-DATA-EMPTY",
         )
-    return map(shapes.chosen_side, rows) if port in facts.instead else rows
+    return map(shapes.to_chosen_row, rows) if port in facts.instead else rows
 
 
 def plain_text(row: Any) -> Any:
@@ -108,21 +108,21 @@ def plain_text(row: Any) -> Any:
     return shapes.TextRow(row.text, row.doc_id, row.source) if isinstance(row, shapes.DocumentRow) else row
 
 
-def mixed_sets(job: TrainingJob) -> list[str]:
+def list_mixed_sets(job: TrainingJob) -> list[str]:
     """The sets of the mixture that the job trains on, as the report next to its rows names them; none otherwise."""
-    path = Path(job.data[port_of(job)]) / REPORT_FILE
+    path = Path(job.data[find_port(job)]) / REPORT_FILE
     report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return list(report.get("mixture") or ())
 
 
 def stage_rows(job: TrainingJob) -> Iterable[Any]:
     """Return every row of the job's data set, in the shape of its stage, the control applied."""
-    facts, port = job.config.stage.facts, port_of(job)
+    facts, port = job.config.stage.facts, find_port(job)
     rows: Iterable[Any] = shapes.read_rows(Path(job.data[port]) / shapes.ROWS_FILE, port)
     if port in facts.instead:
-        rows = map(shapes.chosen_side, rows)
+        rows = map(shapes.to_chosen_row, rows)
     if job.config.control == "shuffled_answers":
-        shuffle: Any = shuffled_preferences if Port.PREFERENCE in facts.ports else shuffled_answers
+        shuffle: Any = shuffle_preferences if Port.PREFERENCE in facts.ports else shuffle_answers
         rows = shuffle(list(rows), job.config.hyperparameters.seed)
     return rows
 
@@ -138,7 +138,7 @@ def write_chat_rows(job: TrainingJob, folder: Path) -> dict[str, int]:
     counts: Counter[str] = Counter({"read": 0, "written": 0, "held_out": 0})
     folder.mkdir(parents=True, exist_ok=True)
     with new_file(folder / CHAT_FILE) as temporary:
-        write_lines(temporary, chat_lines(rows_of(job), counts))
+        write_lines(temporary, chat_lines(read_rows(job), counts))
         if not counts["written"]:
             raise InvalidInput(
                 "No row of the data set is for training.",
@@ -162,10 +162,10 @@ def chat_lines(rows: Iterable[shapes.Row], counts: Counter[str]) -> Iterator[Jso
             counts["held_out"] += 1
             continue
         counts["written"] += 1
-        yield plain(row)
+        yield to_chat_json(row)
 
 
-def plain(row: shapes.Row) -> JsonObject:
+def to_chat_json(row: shapes.Row) -> JsonObject:
     """Return a row as the JSON that chat trainers read."""
     match row:
         case shapes.SftRow():

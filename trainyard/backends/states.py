@@ -77,7 +77,7 @@ class JobStatus(BaseModel):
         return self.model_copy(update={"state": check_transition(self.state, state), "reason": reason})
 
 
-def after(status: JobStatus, event: Event) -> JobStatus:
+def advance_status(status: JobStatus, event: Event) -> JobStatus:
     """Return the status after one event of the trainer. The end of a training is said by its exit, not by an event."""
     name = event["event"]
     if name == "started" and status.state is PENDING:
@@ -100,7 +100,7 @@ def replay_events(events: Iterable[Event]) -> JobStatus:
             status = JobStatus()  # the same job, requested again
         if event["event"] == "started" and status.state is PAUSED:
             status = status.to(PENDING)
-        status = after(status, event)
+        status = advance_status(status, event)
         if status.state is RUNNING and event["event"] == "early_stop":
             status = status.model_copy(update={"reason": str(event.get("text", ""))})
         elif status.state is RUNNING and event["event"] == "done":

@@ -32,7 +32,7 @@ from trainyard.backends.machine import device_name, read_architecture, versions
 from trainyard.callbacks import ignore
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.events import Event
-from trainyard.compute.gpus import device_numbers, devices_here, training_threads
+from trainyard.compute.gpus import device_numbers, list_devices, training_threads
 from trainyard.compute.lease import claim_devices, device_lock, holder, slot_lock
 from trainyard.compute.monitor import ProcessorTime, read_processor_time
 from trainyard.compute.supervise import kernel_kills, ran_out_of_memory, read_tail
@@ -42,7 +42,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.chain import digest
-from trainyard.spec.estimate.estimate import steps_of
+from trainyard.spec.estimate.estimate import count_steps
 from trainyard.spec.estimate.memory import rows_seen
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import (
@@ -50,15 +50,15 @@ from trainyard.spec.estimate.timing import (
     StepTiming,
     Timings,
     Workload,
+    estimate_held_out_rows,
     estimate_time,
-    held_out_rows,
     rows_per_step,
     save_steps,
 )
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import Produced
 from trainyard.stores.metrics import number
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 KEPT = 50
@@ -90,7 +90,7 @@ def timing_key(config: TrainerConfig, base: Path | None, device: Device, setting
     return digest(facts)[:32]
 
 
-def slowdown_here(device: Device) -> float:
+def measure_slowdown(device: Device) -> float:
     """Return how much longer a computation takes next to the other programs of this machine; 1 on a GPU.
 
     Measured on this process: the time that it computed and waited for a processor, over that in which it computed. (The
@@ -126,7 +126,7 @@ def add_timing(key: str, entry: StepTiming | Problem, settings: Settings) -> Non
             "measured": [timing.model_dump(mode="json") for timing in measured[-KEPT:]],
             "problems": [problem.model_dump(mode="json") for problem in problems[-KEPT:]],
         }
-        write_json_durably(path, versioned("timings", value))
+        write_json_durably(path, add_version("timings", value))
 
 
 WARM_UP = 2
@@ -246,15 +246,15 @@ def tokens_per_row(job: TrainingJob, steps: Sequence[Event]) -> float:
 Source = Literal["probe", "run"]
 
 
-def key_of(job: TrainingJob, settings: Settings) -> str:
-    return timing_key(job.config, Path(job.base), device_of(job), settings)
+def make_key(job: TrainingJob, settings: Settings) -> str:
+    return timing_key(job.config, Path(job.base), find_device(job), settings)
 
 
-def device_of(job: TrainingJob) -> Device:
-    return devices_here()[0] if job.config.device is Device.AUTO else job.config.device
+def find_device(job: TrainingJob) -> Device:
+    return list_devices()[0] if job.config.device is Device.AUTO else job.config.device
 
 
-def data_of(job: TrainingJob) -> str:
+def find_data_name(job: TrainingJob) -> str:
     """Return the name of the job's data set; "" where it has none."""
     return next(iter(job.data_sha256.values()), "")
 
@@ -264,11 +264,11 @@ def expect_seconds(job: TrainingJob, settings: Settings) -> float | None:
     rows = next((count_rows(Path(folder) / ROWS_FILE) for folder in job.data.values()), None)
     config, path = job.config, Path(job.base) / "config.json"
     shape = ModelShape.from_config(orjson.loads(path.read_bytes())) if path.is_file() else None
-    seen = None if rows is None else rows_seen(config, rows - held_out_rows(config, rows))
+    seen = None if rows is None else rows_seen(config, rows - estimate_held_out_rows(config, rows))
     hyper = config.hyperparameters
-    steps = hyper.max_steps if seen is None else steps_of(hyper, seen, config.launch.processes)
-    work = Workload(seen, steps, None, frozenset(filter(None, [data_of(job)])))
-    timings = replace(read_timings(key_of(job, settings), settings), slowdown=slowdown_here(device_of(job)))
+    steps = hyper.max_steps if seen is None else count_steps(hyper, seen, config.launch.processes)
+    work = Workload(seen, steps, None, frozenset(filter(None, [find_data_name(job)])))
+    timings = replace(read_timings(make_key(job, settings), settings), slowdown=measure_slowdown(find_device(job)))
     return estimate_time(shape, config, work, timings).seconds
 
 
@@ -292,10 +292,10 @@ class TrainingClock:
         A measurement that cannot be kept is a warning, because the training is done.
         """
         ended = time.time()
-        measurement = read_measurement(self.job, self.watch, ended, self.source, data_of(self.job))
+        measurement = read_measurement(self.job, self.watch, ended, self.source, find_data_name(self.job))
         try:
             if measurement is not None:
-                add_timing(key_of(self.job, self.settings), measurement, self.settings)
+                add_timing(make_key(self.job, self.settings), measurement, self.settings)
         except (OSError, TrainyardError) as error:
             self.on_event({"event": "warning", "text": f"How long the training took was not kept: {error}"})
         facts = {"seconds": round(ended - self.watch.began, 1)}
@@ -342,7 +342,7 @@ def run_probe(job: TrainingJob, folder: Path, settings: Settings, say: Callable[
             hyper = job.config.hyperparameters
             why = f"ten steps ran out of memory: {error.what}"
             problem = Problem(time=time.time(), max_length=hyper.max_length, rows_per_batch=hyper.batch_size, why=why)
-            add_timing(key_of(job, settings), problem, settings)
+            add_timing(make_key(job, settings), problem, settings)
             return problem
         finally:
             shutil.rmtree(work, ignore_errors=True)

@@ -95,7 +95,7 @@ class Events(EventWriter):
     def request_stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Signal handler: note the request. An orphan gets a time limit, since no parent will enforce one."""
         self._stop = True
-        if orphaned(self.parent):
+        if is_orphaned(self.parent):
             signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_S)
 
 
@@ -109,7 +109,7 @@ def silence_missing_kernel() -> None:
     logging.getLogger(BITSANDBYTES_CPU).addFilter(is_of_use)
 
 
-def orphaned(parent: int | None) -> bool:
+def is_orphaned(parent: int | None) -> bool:
     """Return whether the supervising parent is gone; False for a program that was started by hand (parent None)."""
     return parent is not None and os.getppid() != parent
 
@@ -123,7 +123,7 @@ def tie_to_parent() -> int | None:
     if parent_pid is None:
         return None
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if orphaned(int(parent_pid)):  # it died between the fork and the line above
+    if is_orphaned(int(parent_pid)):  # it died between the fork and the line above
         raise SystemExit(STOPPED_EXIT)
     return int(parent_pid)
 

@@ -30,7 +30,7 @@ HIDING_VARIABLE, SIMULATED_VARIABLE = "CUDA_VISIBLE_DEVICES", "TRAINYARD_SIMULAT
 
 @dataclass(frozen=True)
 class Gpu:
-    """One reading of one GPU."""
+    """A reading of one GPU."""
 
     index: int
     name: str
@@ -59,7 +59,7 @@ class GpuReadings:
     gpus: tuple[Gpu, ...] = ()
 
 
-def load() -> Any:
+def import_nvml() -> Any:
     """Import pynvml (60 ms); None without the driver's library, which pynvml would look for in the same way."""
     try:
         ctypes.CDLL(NVML_LIBRARY)
@@ -70,7 +70,7 @@ def load() -> Any:
 
 def read_gpus() -> GpuReadings:
     """Return a reading of every NVIDIA GPU through NVML; never raises."""
-    pynvml = load()
+    pynvml = import_nvml()
     if pynvml is None:
         return GpuReadings(NO_DRIVER)
     try:
@@ -103,15 +103,15 @@ def read_gpu(pynvml: Any, index: int) -> Gpu:
     )
 
 
-def devices_here() -> tuple[Device, ...]:
+def list_devices() -> tuple[Device, ...]:
     """Return this machine's devices, the fastest first: the one answer for check, plan, run and every backend."""
     has_gpu = os.environ.get(HIDING_VARIABLE) != "" and bool(read_gpus().gpus)
     hidden = any(os.environ.get(name) == "" for name in (HIDING_VARIABLE, *AMD_HIDING_VARIABLES))
     has_amd = not hidden and bool(read_amd_memory()) and "+rocm" in version("torch")
-    return devices_of(sys.platform, platform.machine(), has_gpu=has_gpu, has_amd=has_amd)
+    return select_devices(sys.platform, platform.machine(), has_gpu=has_gpu, has_amd=has_amd)
 
 
-def devices_of(system: str, machine: str, *, has_gpu: bool, has_amd: bool = False) -> tuple[Device, ...]:
+def select_devices(system: str, machine: str, *, has_gpu: bool, has_amd: bool = False) -> tuple[Device, ...]:
     """NVML sees NVIDIA's GPUs, the kernel AMD's; a Mac with a processor of Apple's has MPS; a CPU is everywhere."""
     has_mps = (system, machine) == ("darwin", "arm64")
     devices = {Device.CUDA: has_gpu, Device.ROCM: has_amd, Device.MPS: has_mps, Device.CPU: True}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainyard.compute.child import Events, Stopped, child_contract
-from trainyard.loading import load
+from trainyard.loading import load_object
 
 Program = Callable[[Path, Events], None]
 
@@ -32,7 +32,7 @@ def load_program(target: str) -> Program:
     """
     gc.disable()
     try:
-        program: Program = load(target)
+        program: Program = load_object(target)
     finally:
         gc.freeze()
         gc.enable()

@@ -23,7 +23,7 @@ import psutil
 from trainyard.compute import child
 from trainyard.compute.rank_process import LAUNCHER_VARIABLE, LEADER, RANKS_FOLDER, STOP_SIGNALS, read_notes
 from trainyard.compute.shim import start
-from trainyard.compute.supervise import ended, last_log_line
+from trainyard.compute.supervise import last_log_line, wait_for_end
 from trainyard.errors import TrainyardError, from_fields
 from trainyard.json_types import JsonObject
 
@@ -41,7 +41,7 @@ def reset_signals() -> None:
 def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events) -> None:
     """Return when the launcher has ended; forward a stop request to rank 0."""
     stop_sent, done_at = False, 0.0
-    while not ended(process, POLL_S):
+    while not wait_for_end(process, POLL_S):
         notes = read_notes(folder)
         leader = notes.get(LEADER, {})
         if events.stop_requested() and not stop_sent:
@@ -84,7 +84,7 @@ def cause(notes: dict[int, JsonObject], folder: Path, size: int) -> TrainyardErr
         return TrainyardError(
             f"Process {ranks[0]} of {size} that trained together was ended from outside "
             f"(pid {notes[ranks[0]]['pid']}).",
-            why="It left no error: somebody killed it, or the system did for lack of memory. The others were ended.",
+            why="It left no error: a user killed it, or the system, out of memory. The others were ended.",
             do="Start the same run again: it continues from its last checkpoint. For lack of memory, lower batch_size.",
             code="E-RANK-LOST",
         )

@@ -1,4 +1,4 @@
-"""Who may use a device: every lock before a computation, in the one order in which all of them are taken.
+"""Locks of devices: every lock before a computation, in the one order in which all of them are taken.
 
     step      keeps apart                                               where
     ------------------------------------------------------------------------------------------------------------------
@@ -44,8 +44,8 @@ import orjson
 
 from trainyard.callbacks import ignore, never
 from trainyard.compute.gpus import GpuReadings, device_numbers, read_gpus
-from trainyard.compute.queue import LIMIT, TURN, Waiter, list_waiters, take_ticket, waiters_before, without_promised
-from trainyard.compute.services import own_services
+from trainyard.compute.queue import LIMIT, TURN, Waiter, drop_promised, list_earlier_waiters, list_waiters, take_ticket
+from trainyard.compute.services import list_own_services
 from trainyard.errors import Conflict
 from trainyard.settings import Settings
 from trainyard.stores.processes import Start, process_start
@@ -183,7 +183,7 @@ def first_lock(
 
 @dataclass(frozen=True)
 class Wait:
-    """What a process waits for."""
+    """Resource that a process waits for."""
 
     reason: str
     """`queue.DEVICE`, `TURN` or `LIMIT`."""
@@ -199,7 +199,7 @@ OnWait = Callable[[Wait], None]
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a claim waits, and what it reports meanwhile."""
+    """Time limit of a claim, and what it reports meanwhile."""
 
     wait_s: float = inf
     give_up: GiveUp = never
@@ -250,7 +250,7 @@ def claim_devices(
             number = next(candidate for candidate in eligible if slot_lock(settings, candidate) == slot)
             with take_ticket(settings, (), run=run, reason=LIMIT):
                 locks.enter_context(limit(number, late))
-            wait_until_empty(number, own_pids=lambda: own_services(settings), give_up=patience.give_up)
+            wait_until_empty(number, own_pids=lambda: list_own_services(settings), give_up=patience.give_up)
             claimed.append(number)
         yield tuple(claimed)
 
@@ -258,7 +258,7 @@ def claim_devices(
 def find_wait(waiter: Waiter, waiters: Sequence[Waiter]) -> Wait:
     """Return what one of these waiters waits for."""
     holders = (holder(Path(lock)) for lock in waiter.locks)
-    position = 1 + len(waiters_before(waiter, waiters))
+    position = 1 + len(list_earlier_waiters(waiter, waiters))
     return Wait(waiter.reason, waiter.since, next((owner for owner in holders if owner is not None), None), position)
 
 
@@ -281,10 +281,10 @@ def slots(settings: Settings, numbers: Sequence[int], waiter: Waiter) -> list[Pa
     not promised to an earlier waiter."""
     free = list(numbers)
     if len(numbers) > 1:
-        readings, own_pids = read_gpus(), own_services(settings)
+        readings, own_pids = read_gpus(), list_own_services(settings)
         free = [number for number in numbers if not occupants(number, readings, own_pids)] or free
-    before = waiters_before(waiter, list_waiters(settings))
-    return without_promised([slot_lock(settings, number) for number in free], before)
+    before = list_earlier_waiters(waiter, list_waiters(settings))
+    return drop_promised([slot_lock(settings, number) for number in free], before)
 
 
 def job_lock(settings: Settings, work: Path, *, run: str, give_up: GiveUp) -> AbstractContextManager[Holder]:

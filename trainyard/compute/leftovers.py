@@ -54,16 +54,16 @@ def temporary_folder(home: Path) -> Path:
     return folder
 
 
-def unused_temporary(home: Path, *, young_s: float = YOUNG_S) -> list[Path]:
+def find_unused_folders(home: Path, *, young_s: float = YOUNG_S) -> list[Path]:
     """Return the folders that killed flows of this home have left."""
     folder, now = temporary_folder(home), time.time()
     folders = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_dir() and not path.is_symlink()]
     old = [path for path in folders if now - path.stat().st_mtime >= young_s]
-    used = used_paths() if old else []
+    used = list_used_paths() if old else []
     return [path for path in old if not any(str(path) in text for text in used)]
 
 
-def used_paths() -> list[str]:
+def list_used_paths() -> list[str]:
     """Working folder, command line and environment of every process that this user may inspect."""
     used = []
     for process in psutil.process_iter():
@@ -73,8 +73,8 @@ def used_paths() -> list[str]:
 
 
 def sweep_temporary(home: Path, *, young_s: float = YOUNG_S) -> list[Path]:
-    """Remove what `unused_temporary` finds, and return it."""
-    going = unused_temporary(home, young_s=young_s)
+    """Remove what `find_unused_folders` finds, and return it."""
+    going = find_unused_folders(home, young_s=young_s)
     for path in going:
         shutil.rmtree(path, ignore_errors=True)  # one that cannot be removed now is tried again at the next look
     return going

@@ -1,4 +1,4 @@
-"""One look at every GPU of this machine, at most every two seconds for all who ask.
+"""Shared readings of every GPU of this machine, at most one every two seconds.
 
 NVIDIA's by NVML, AMD's by `rocm-smi`, Apple's by `system_profiler`; the first that finds one answers. A value that a
 device does not report is None. "No GPU" is a state like any other.
@@ -31,7 +31,7 @@ import orjson
 import psutil
 
 from trainyard.cancellation import run_process
-from trainyard.compute.gpus import MIB, load
+from trainyard.compute.gpus import MIB, import_nvml
 from trainyard.inherited import child_environment
 from trainyard.json_types import JsonMapping
 
@@ -41,7 +41,7 @@ EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """One process on a GPU."""
+    """A process on a GPU."""
 
     pid: int
     memory_mb: int | None
@@ -56,7 +56,7 @@ class Clocks:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One reading of one GPU."""
+    """A reading of one GPU."""
 
     index: int
     name: str
@@ -112,7 +112,7 @@ class GpuMonitor:
 MILLIWATTS = 1000
 
 
-def read_nvidia(find: Callable[[], Any] = load) -> MonitorReading | None:
+def read_nvidia(find: Callable[[], Any] = import_nvml) -> MonitorReading | None:
     """Return every NVIDIA GPU; None without the driver's library. Never raises."""
     nvml = find()
     if nvml is None:
@@ -143,7 +143,7 @@ def read_one(nvml: Any, index: int) -> GpuReading:
         except nvml.NVMLError:
             return None
 
-    total, used = memory_of(ask("nvmlDeviceGetMemoryInfo"))
+    total, used = read_memory(ask("nvmlDeviceGetMemoryInfo"))
     rates, power = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetPowerUsage")
     return GpuReading(
         index=index,
@@ -161,7 +161,7 @@ def read_one(nvml: Any, index: int) -> GpuReading:
     )
 
 
-def memory_of(info: Any) -> tuple[int, int]:
+def read_memory(info: Any) -> tuple[int, int]:
     """(total, used) in MiB; a GPU without memory of its own shares the machine's."""
     if info is None:
         machine = psutil.virtual_memory()
@@ -217,13 +217,13 @@ def amd_reading(value: JsonMapping) -> MonitorReading:
 def amd_gpu(index: int, card: Mapping[str, str], processes: tuple[ProcessMemory, ...]) -> GpuReading:
     return GpuReading(
         index=index,
-        name=first_of(card, NAMES) or f"AMD GPU {index}",
+        name=find_first(card, NAMES) or f"AMD GPU {index}",
         memory_total_mb=int(card["VRAM Total Memory (B)"]) // MIB,
         memory_used_mb=int(card["VRAM Total Used Memory (B)"]) // MIB,
         utilization_gpu=whole(card.get("GPU use (%)")),
-        utilization_memory=whole(first_of(card, MEMORY_LOADS)),
-        temperature_c=whole(first_of(card, TEMPERATURES)),
-        power_draw_w=number_in(first_of(card, POWERS)),
+        utilization_memory=whole(find_first(card, MEMORY_LOADS)),
+        temperature_c=whole(find_first(card, TEMPERATURES)),
+        power_draw_w=parse_number(find_first(card, POWERS)),
         clocks=Clocks(whole(card.get("sclk clock speed:")), whole(card.get("mclk clock speed:"))),
         processes=processes,
     )
@@ -237,18 +237,18 @@ def amd_processes(system: Mapping[str, str]) -> Iterator[ProcessMemory]:
             yield ProcessMemory(int(match[1]), int(used[2]) // MIB if len(used) > 2 and used[2].isdigit() else None)
 
 
-def first_of(card: Mapping[str, str], names: Sequence[str]) -> str | None:
+def find_first(card: Mapping[str, str], names: Sequence[str]) -> str | None:
     return next((card[name] for name in names if card.get(name) not in (None, "", "N/A")), None)
 
 
-def number_in(text: str | None) -> float | None:
+def parse_number(text: str | None) -> float | None:
     """Return the number of `41.0`, `(500Mhz)` or `35 %`."""
     match = re.search(r"\d+(?:\.\d+)?", text or "")
     return float(match[0]) if match else None
 
 
 def whole(text: str | None) -> int | None:
-    number = number_in(text)
+    number = parse_number(text)
     return None if number is None else round(number)
 
 

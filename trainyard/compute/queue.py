@@ -92,12 +92,12 @@ def is_kept(path: Path) -> bool:
         os.close(descriptor)
 
 
-def waiters_before(waiter: Waiter, waiters: Sequence[Waiter]) -> list[Waiter]:
+def list_earlier_waiters(waiter: Waiter, waiters: Sequence[Waiter]) -> list[Waiter]:
     """Return the waiters that are earlier in the queue for one of the same locks."""
     return [other for other in waiters if other.ticket < waiter.ticket and set(other.locks) & set(waiter.locks)]
 
 
-def without_promised(locks: Sequence[Path], before: Collection[Waiter]) -> list[Path]:
+def drop_promised(locks: Sequence[Path], before: Collection[Waiter]) -> list[Path]:
     """Return the locks that nobody who is earlier in the queue waits for."""
     promised = {lock for waiter in before for lock in waiter.locks}
     return [lock for lock in locks if str(lock) not in promised]

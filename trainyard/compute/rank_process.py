@@ -1,4 +1,4 @@
-"""One of several processes of a training: `python -m trainyard.compute.rank_process package.module:function FOLDER`.
+"""Process of a distributed training: `python -m trainyard.compute.rank_process package.module:function FOLDER`.
 
 Started by a launcher (torchrun, accelerate launch) that sets `RANK` and `WORLD_SIZE`; the launcher is started by
 `launcher_supervisor`, which is the supervised child and reads what each process leaves in `FOLDER/ranks`:
@@ -25,7 +25,7 @@ import psutil
 from trainyard.compute import child
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.stores.whole import write_json_durably
 from trainyard.workers.trainyard_worker.contract import LOST
 
@@ -50,7 +50,7 @@ def read_notes(folder: Path) -> dict[int, JsonObject]:
     return {int(path.stem): orjson.loads(path.read_bytes()) for path in (folder / RANKS_FOLDER).glob("[0-9]*.json")}
 
 
-def failed(folder: Path, rank: int, error: BaseException) -> None:
+def record_failure(folder: Path, rank: int, error: BaseException) -> None:
     """Note why this process fails; `lost` when it only noticed that another one is gone."""
     traceback.print_exc()
     trainyard_error = error if isinstance(error, TrainyardError) else child.crash_error(error)
@@ -83,12 +83,12 @@ def main(target: str, where: str) -> None:
         events.request_stop()
     write_note(folder, rank, "running")
     try:
-        load(target)(folder, events)
+        load_object(target)(folder, events)
         write_note(folder, rank, "done")
     except child.Stopped as stopped:
         write_note(folder, rank, "stopped", reason=stopped.reason, fields=stopped.fields)
     except Exception as error:
-        failed(folder, rank, error)
+        record_failure(folder, rank, error)
         sys.exit(child.FAILED_EXIT)
     finally:
         events.close()

@@ -40,7 +40,7 @@ from trainyard.inherited import UMASK
 from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.stores.processes import Start, find_process, process_start
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def write_record(path: Path, value: DataclassInstance | None) -> None:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_durably(path, versioned("service", asdict(value)))
+    write_json_durably(path, add_version("service", asdict(value)))
 
 
 def find_service(path: Path) -> Service | None:
@@ -144,7 +144,7 @@ def find_service(path: Path) -> Service | None:
     return service if service is not None and service.process() is not None else None
 
 
-def own_services(settings: Settings) -> frozenset[int]:
+def list_own_services(settings: Settings) -> frozenset[int]:
     """Pids of the model server that `trainyard up` started here: it may share a device with a training."""
     service = find_service(record_path(settings, EMBEDDED))
     return service.pids() if service is not None else frozenset()
@@ -207,7 +207,7 @@ def await_ready(service: Service, name: str, start_s: float, record: Path | None
 
     if problem := wait_until(answering, ended, start_s):
         end_service(service)
-        raise not_started(name, problem, Path(service.log))
+        raise not_started_error(name, problem, Path(service.log))
     return service if record is None else read_record(record) or service
 
 
@@ -225,7 +225,7 @@ def wait_until(ready: Callable[[], bool], ended: Callable[[], str], timeout_s: f
         time.sleep(POLL_S)
 
 
-def not_started(name: str, how: str, log: Path, *, why: str = "", do: str = "") -> Unavailable:
+def not_started_error(name: str, how: str, log: Path, *, why: str = "", do: str = "") -> Unavailable:
     """Return `E-SERVER-START`: the one error of every service that does not start."""
     return Unavailable(
         f"{name} {how}.",
@@ -361,7 +361,7 @@ class SupervisedService:
             return "ended before it was ready" if self.why_ended() else ""
 
         if problem := wait_until(lambda: is_healthy(url), ended, timeout_s):
-            raise not_started(name, problem, self.folder / LOG_FILE, why=self.why_ended(), do=do)
+            raise not_started_error(name, problem, self.folder / LOG_FILE, why=self.why_ended(), do=do)
 
     def end(self) -> None:
         """End its process tree; twice does no more. Raises `TrainyardError` (`E-SERVER-STOP`)."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainyard.compute import child
-from trainyard.compute.supervise import ended, last_log_line
+from trainyard.compute.supervise import last_log_line, wait_for_end
 from trainyard.errors import NotFound, TrainyardError
 
 POLL_S = 0.1
@@ -64,7 +64,7 @@ def follow(
 ) -> int:
     """Return a program's exit code. `ask` forwards a stop request until it returns True; `watch` runs at each poll."""
     forwarded = False
-    while not ended(process, POLL_S):
+    while not wait_for_end(process, POLL_S):
         if events.stop_requested() and not forwarded:
             forwarded = ask()
         watch()
@@ -72,7 +72,7 @@ def follow(
     return process.returncode
 
 
-def how_ended(code: int) -> str:
+def describe_end(code: int) -> str:
     """Return the end of a program in words, from its exit code."""
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
@@ -100,7 +100,7 @@ def main(where: str, grace_s: str, _border: str, *argv: str) -> None:
             raise child.Stopped(reason, program_exit=code)
         if code != 0:
             raise TrainyardError(
-                f"{os.path.basename(argv[0])} {how_ended(code)}.",
+                f"{os.path.basename(argv[0])} {describe_end(code)}.",
                 why=last_log_line(folder),
                 do=f"Read {child.LOG_FILE} in {folder}.",
                 code="E-PROGRAM",

@@ -71,7 +71,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a supervised program ended."""
+    """Outcome of a supervised program."""
 
     status: Status
     exit_code: int
@@ -85,7 +85,7 @@ class Outcome:
     """It did not stop within the grace and its tree was killed; only earlier checkpoints exist."""
 
 
-def always_run() -> DesiredState:
+def keep_running() -> DesiredState:
     return DesiredState.RUN
 
 
@@ -123,7 +123,7 @@ class ProcessTree:
 
 @dataclass
 class StopRequest:
-    """Whether, why and when the child was asked to stop."""
+    """Stop request of a child: its reason and time."""
 
     budget_s: float | None
     grace_s: float
@@ -151,7 +151,7 @@ def supervise(
     folder: Path,
     *,
     env: Mapping[str, str] | None = None,
-    desired_state: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = keep_running,
     on_event: Callable[[Event], None] = ignore,
     budget_s: float | None = None,
     grace_s: float = 300,
@@ -177,9 +177,9 @@ def supervise(
             last[:] = [event]
         on_event(event)
 
-    with started(argv, folder, env, min(grace_s, ABANDONED_GRACE_S)) as (process, tree):
+    with run_child(argv, folder, env, min(grace_s, ABANDONED_GRACE_S)) as (process, tree):
         stop = StopRequest(budget_s, grace_s)
-        while not ended(process, poll_s):
+        while not wait_for_end(process, poll_s):
             for event in tail.read():
                 hand_on(event)
             tree.refresh(every_s=TREE_REFRESH_S)
@@ -199,7 +199,7 @@ def kernel_kills(files: tuple[Path, ...] = (VMSTAT, CGROUP_EVENTS)) -> int:
 
 
 @contextmanager
-def started(
+def run_child(
     argv: list[str], folder: Path, env: Mapping[str, str] | None, abandoned_grace_s: float
 ) -> Iterator[tuple[subprocess.Popen[bytes], ProcessTree]]:
     """Yield the running child; its whole tree is gone when the block is left, also by an exception."""
@@ -215,14 +215,14 @@ def started(
         yield process, tree
     except BaseException:
         process.send_signal(signal.SIGTERM)
-        ended(process, abandoned_grace_s)
+        wait_for_end(process, abandoned_grace_s)
         raise
     finally:
         tree.end()
         process.wait()
 
 
-def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+def wait_for_end(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     """Wait at most `timeout_s` for the end of a process."""
     try:
         process.wait(timeout=timeout_s)

@@ -40,7 +40,7 @@ ASK = "Describe this change as its commit message would."
 
 @dataclass(frozen=True)
 class CorpusTuple:
-    """One valid tuple in its one spelling; `digest` is that of its meaning."""
+    """A valid tuple in its canonical spelling; `digest` is that of its meaning."""
 
     digest: str
     value: Value
@@ -94,12 +94,12 @@ class Corpora:
 
         Raises `InvalidInput` (`E-CORPUS`) for the first value that is not a tuple of the method, before writing.
         """
-        return self.append(bucket, method, [tuple_of(value, method) for value in values])
+        return self.append(bucket, method, [parse_tuple(value, method) for value in values])
 
     def add_lines(self, bucket: str, method: str, data: bytes) -> tuple[int, int]:
         """`add` for a file with one JSON object a line."""
-        numbered = self.numbered_tuples(data, method)
-        return self.append(bucket, method, [checked(entry, f"line {number}: ") for number, entry in numbered])
+        numbered = self.number_tuples(data, method)
+        return self.append(bucket, method, [check_entry(entry, f"line {number}: ") for number, entry in numbered])
 
     def append(self, bucket: str, method: str, tuples: Sequence[CorpusTuple]) -> tuple[int, int]:
         """Append tuples that are not there yet; returns (added, those that were there already)."""
@@ -130,7 +130,7 @@ class Corpora:
         by_digest: dict[str, CorpusTuple] = {}
         invalid: list[Invalid] = []
         duplicates = 0
-        for number, entry in self.numbered_tuples(self.files.read(path), method):
+        for number, entry in self.number_tuples(self.files.read(path), method):
             if isinstance(entry, str):
                 invalid.append(Invalid(number, entry))
                 continue
@@ -138,7 +138,7 @@ class Corpora:
             by_digest.setdefault(entry.digest, entry)
         return BucketReading(tuple(by_digest.values()), tuple(invalid), duplicates)
 
-    def numbered_tuples(self, data: bytes, method: str) -> list[tuple[int, CorpusTuple | str]]:
+    def number_tuples(self, data: bytes, method: str) -> list[tuple[int, CorpusTuple | str]]:
         """(number, tuple) of each line that is not blank, or why it is none."""
         lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
         short = [ParseItem(line, method) for _, line in lines if len(line) <= MOST_LINE_BYTES]
@@ -156,19 +156,19 @@ class Corpora:
     def keep(self, bucket: str, sha256: str, data: bytes) -> Path:
         """Keep a snapshot, which may come from elsewhere, after a check of its digest. Raises `Corrupt`."""
         path = self.snapshot_file(bucket, sha256)
-        verified(path, data, sha256)
+        verify_bytes(path, data, sha256)
         with translate_os_errors("The snapshot was not written"):
             make_folders(self.files, path.parent)
             try:
                 create_whole(self.files, path, data)
             except Conflict:
-                verified(path, self.files.read(path), sha256)
+                verify_bytes(path, self.files.read(path), sha256)
         return path
 
     def snapshot_file(self, bucket: str, sha256: str) -> Path:
         return self.root / "snapshots" / bucket / f"{sha256}.jsonl"
 
-    def bytes_of(self, bucket: str, sha256: str) -> bytes:
+    def read_snapshot(self, bucket: str, sha256: str) -> bytes:
         """Return a snapshot's bytes, verified. Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
         path = self.snapshot_file(bucket, sha256)
         if not self.files.exists(path):
@@ -177,14 +177,14 @@ class Corpora:
                 do="Copy it from where the marker was made, or remove the marker: the next night makes another.",
                 code="E-NOT-FOUND",
             )
-        return verified(path, self.files.read(path), sha256)
+        return verify_bytes(path, self.files.read(path), sha256)
 
     def open(self, bucket: str, method: str, sha256: str) -> list[CorpusTuple]:
         """Return the tuples of a snapshot."""
-        return [checked(entry) for _, entry in self.numbered_tuples(self.bytes_of(bucket, sha256), method)]
+        return [check_entry(entry) for _, entry in self.number_tuples(self.read_snapshot(bucket, sha256), method)]
 
 
-def verified(path: Path, data: bytes, sha256: str) -> bytes:
+def verify_bytes(path: Path, data: bytes, sha256: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != sha256:
         raise Corrupt(
             f"The snapshot {path.name[:12]} has other bytes than its name says.",
@@ -199,14 +199,14 @@ def with_digest(value: Value) -> CorpusTuple:
     return CorpusTuple(hashlib.sha256(canonical_json(value)).hexdigest(), value)
 
 
-def checked(entry: CorpusTuple | str, where: str = "") -> CorpusTuple:
+def check_entry(entry: CorpusTuple | str, where: str = "") -> CorpusTuple:
     """Raises `InvalidInput` (`E-CORPUS`) for a line that is not a tuple."""
     if isinstance(entry, str):
         raise bad(f"{where}{entry}")
     return entry
 
 
-def tuple_of(value: object, method: str) -> CorpusTuple:
+def parse_tuple(value: object, method: str) -> CorpusTuple:
     """Return a value in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
     return with_digest(spell(value, method))
 
@@ -214,7 +214,7 @@ def tuple_of(value: object, method: str) -> CorpusTuple:
 # Towards training
 
 
-def rows_of(tuples: Iterable[CorpusTuple], method: str, most_chars: int = MOST_CHARS) -> Iterator[Row]:
+def build_rows(tuples: Iterable[CorpusTuple], method: str, most_chars: int = MOST_CHARS) -> Iterator[Row]:
     """Yield the tuples as rows that a trainer reads."""
     for example in tuples:
         yield sft_row(example, most_chars) if method == "sft" else preference_row(example)
@@ -251,7 +251,7 @@ def preference_row(example: CorpusTuple) -> PreferenceRow:
     return PreferenceRow(question, chosen, rejected, example.digest[:16], example.digest[:16])
 
 
-def held_out(tuples: list[CorpusTuple], share: float) -> tuple[list[CorpusTuple], list[CorpusTuple]]:
+def split_held_out(tuples: list[CorpusTuple], share: float) -> tuple[list[CorpusTuple], list[CorpusTuple]]:
     """(to train on, for the gate alone): those with the smallest digests stay apart, at least `MIN_HELD_OUT`.
 
     Digests decide, not the order, so that a tuple is on the same side night after night: as a corpus grows, tuples
@@ -273,8 +273,8 @@ def write_training_set(
 
     `max_length` is the trainer's, in tokens; prompts are kept to twice as many characters, which fit.
     """
-    train, apart = held_out(tuples, share)
+    train, apart = split_held_out(tuples, share)
     chars = CHARS_PER_TOKEN * max_length
-    count = write_rows(folder / ROWS_FILE, BUCKET_PORTS[method], rows_of(train, method, chars))
-    aside = write_rows(folder / HELDOUT_FILE, BUCKET_PORTS[method], rows_of(apart, method, chars)) if apart else 0
+    count = write_rows(folder / ROWS_FILE, BUCKET_PORTS[method], build_rows(train, method, chars))
+    aside = write_rows(folder / HELDOUT_FILE, BUCKET_PORTS[method], build_rows(apart, method, chars)) if apart else 0
     return {"train": count, "heldout": aside}

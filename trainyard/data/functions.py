@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FunctionKind:
-    """What functions of one setting are for, in the words of its errors."""
+    """Kind of the functions of one setting, with the words of its errors."""
 
     word: str
     setting: str
@@ -59,13 +59,13 @@ class FunctionKind:
     def digest(self, name: str, named: Mapping[str, str]) -> str:
         """Digest of the source of a function's module, and of which function it is."""
         reference = self.find_reference(name, named)
-        source = self.source_of(name, reference.rpartition(":")[0])
+        source = self.find_source(name, reference.rpartition(":")[0])
         return hashlib.sha256(f"{reference}|".encode() + source.read_bytes()).hexdigest()
 
     def load(self, name: str, reference: str) -> Callable[..., Any]:
         """Import the module and return its function. Raises `InvalidInput` (`code`)."""
         source, _, function = reference.rpartition(":")
-        path = self.source_of(name, source)
+        path = self.find_source(name, source)
         try:
             module = self.import_file(path) if source.endswith(".py") else importlib.import_module(source)
             target: Callable[..., Any] = getattr(module, function)
@@ -75,7 +75,7 @@ class FunctionKind:
             raise self.unusable(name, f"{function} of {source} is not a function.")
         return target
 
-    def source_of(self, name: str, module: str) -> Path:
+    def find_source(self, name: str, module: str) -> Path:
         """Return the file of a module. Raises `InvalidInput` (`code`) if there is none."""
         if module.endswith(".py"):
             path = Path(module).expanduser()

@@ -46,20 +46,20 @@ def detect_language(text: str) -> str:
     words = Counter(word.lower() for word in LATIN_WORD.findall(text))
     if sum(len(word) * count for word, count in words.items()) < letters / 2:
         return NEUTRAL
-    best, score = stop_words_of(words)
+    best, score = count_stop_words(words)
     if score:
         return best if best in (ENGLISH, GERMAN, FRENCH, SPANISH) else NEUTRAL
     return ENGLISH if text.isascii() else NEUTRAL
 
 
-def stop_words_of(words: Counter[str]) -> tuple[str, int]:
+def count_stop_words(words: Counter[str]) -> tuple[str, int]:
     """The language with the most stop words among these words in small letters, and how many; the first of a tie."""
     scores = {language: sum(words[word] for word in listed) for language, listed in BY_WORD.items()}
     best = max(scores, key=scores.__getitem__)
     return best, scores[best]
 
 
-def written_in(text: str) -> str:
+def match_stop_words(text: str) -> str:
     """Return the key of `STOP_WORDS` that fits a text best, or `NEUTRAL` for one without any stop word."""
-    best, score = stop_words_of(Counter(word.lower() for word in LATIN_WORD.findall(text)))
+    best, score = count_stop_words(Counter(word.lower() for word in LATIN_WORD.findall(text)))
     return best if score else NEUTRAL

@@ -24,7 +24,7 @@ from trainyard.spec.nodes import Mixture
 
 @dataclass(frozen=True)
 class Share:
-    """What one set gives to the mixture."""
+    """Part of one set in the mixture."""
 
     name: str
     weight: float

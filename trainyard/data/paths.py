@@ -40,7 +40,7 @@ WHERE_RELATIVE = (
 )
 
 
-def suffix_of(name: str) -> str:
+def find_suffix(name: str) -> str:
     """Return the extension that says the type, looking through `.gz`."""
     path = PurePosixPath(name.lower())
     return PurePosixPath(path.stem).suffix if path.suffix == ".gz" else path.suffix
@@ -76,7 +76,7 @@ def is_inside(path: Path, roots: Iterable[Path]) -> bool:
     return any(root.is_relative_to(home) for root in containing) or bool(containing and not path.is_relative_to(home))
 
 
-def why_closed(path: Path) -> str:
+def explain_closed(path: Path) -> str:
     """Why `is_inside` says no."""
     if path.is_relative_to(real_root(home_from_environment())):
         return "in TRAINYARD_HOME, of which a chain reads the folder of its tenant alone"
@@ -100,9 +100,11 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
         contained = [candidate for candidate in candidates if is_inside(candidate, real_roots)]
         existing = next((candidate for candidate in contained if candidate.exists()), None)
     except UNFOLLOWED as error:
-        raise refuse_path(text, roots, field, f"cannot be followed: {why_not(error)}") from error
+        raise refuse_path(text, roots, field, f"cannot be followed: {explain_error(error)}") from error
     if not contained:
-        raise refuse_path(text, roots, field, f"leads to {candidates[0]}, {why_closed(candidates[0])}", candidates[0])
+        raise refuse_path(
+            text, roots, field, f"leads to {candidates[0]}, {explain_closed(candidates[0])}", candidates[0]
+        )
     if existing is None:
         raise NotFound(
             f"There is no file or folder {quote_path(text)}.",
@@ -120,7 +122,7 @@ def quote_path(text: str) -> str:
     return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…")
 
 
-def why_not(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     """Why the system does not follow a path."""
     if isinstance(error, OSError):
         return (error.strerror or type(error).__name__).lower()
@@ -151,9 +153,9 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
     try:
         real = path.resolve() if path.is_symlink() else path
     except UNFOLLOWED as error:
-        raise refuse_path(str(path), roots, "config.path", f"cannot be followed: {why_not(error)}") from error
+        raise refuse_path(str(path), roots, "config.path", f"cannot be followed: {explain_error(error)}") from error
     if not is_inside(real, roots):
-        raise refuse_path(str(path), roots, "config.path", f"is a link to {real}, {why_closed(real)}", real)
+        raise refuse_path(str(path), roots, "config.path", f"is a link to {real}, {explain_closed(real)}", real)
     try:
         descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

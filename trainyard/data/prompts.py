@@ -1,4 +1,4 @@
-"""What a language model is asked: built-in prompts, a user's own Jinja prompt, and the JSON schema of the reply.
+"""Prompts for a language model: built-in prompts, a user's own Jinja prompt, and the JSON schema of the reply.
 
 The part that all requests share (task and format) comes first and the document last, so that a server with prefix
 caching computes the shared part once; requests on one document follow each other.

@@ -31,7 +31,7 @@ class BadRow(Exception):
 
 @dataclass
 class Balance:
-    """What happened to every row that was read: read = kept + the sum of dropped."""
+    """Account of every row that was read: read = kept + the sum of dropped."""
 
     read: int = 0
     kept_rows: int = 0

@@ -39,7 +39,7 @@ HELD_OUT_FOLDER = "heldout"
 
 
 class Message(msgspec.Struct, gc=False, omit_defaults=True):
-    """One turn. `tool_calls` is the JSON text of OpenAI's list of calls, or None."""
+    """A turn. `tool_calls` is the JSON text of OpenAI's list of calls, or None."""
 
     role: str
     content: str
@@ -119,7 +119,7 @@ class TextRow(msgspec.Struct, gc=False):
     split: str = TRAIN
 
 
-def chosen_side(row: PreferenceRow) -> SftRow:
+def to_chosen_row(row: PreferenceRow) -> SftRow:
     """Return a preference row as a row to imitate: its prompt with the better answer."""
     return SftRow([*row.prompt, *row.chosen], row.doc_id, row.source, row.split, "", row.tools)
 

@@ -19,7 +19,7 @@ from trainyard.data.limited.service import ReadingService, reading_service
 from trainyard.data.mixing import Share, write_mixture
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE, REPORT_FILE, Balance
-from trainyard.data.readers.selection import FileSelection, nothing_to_read
+from trainyard.data.readers.selection import FileSelection, empty_set_error
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.data.remote.kinds import RemoteKind, find_kind
@@ -59,7 +59,7 @@ def read_source(
     outputs: dict[Port, ProducedSet] = {}
     with reading_service() as service:
         for number, (named, source) in enumerate(sets):
-            reading = SetReading(source, named, limit_of(config, judged=judged), settings, limits or Limits())
+            reading = SetReading(source, named, bad_rows_limit(config, judged=judged), settings, limits or Limits())
 
             def progress(fraction: float, text: str, number: int = number) -> None:
                 report((number + fraction) / len(sets), text)
@@ -86,7 +86,7 @@ def read_mixture(
     parts: dict[str, tuple[Port, ProducedSet]] = {}
     with reading_service() as service:
         for number, (name, source) in enumerate(mix.sets.items()):
-            reading = SetReading(source, mix.port, limit_of(config, judged=judged), settings, limits)
+            reading = SetReading(source, mix.port, bad_rows_limit(config, judged=judged), settings, limits)
 
             def progress(fraction: float, text: str, number: int = number, name: str = name) -> None:
                 report((number + fraction) / len(mix.sets) * 0.9, f"{name}: {text}")
@@ -118,7 +118,7 @@ def read_mixture(
     return Produced(outputs={port: part}, facts={port.value: facts})
 
 
-def limit_of(config: DataSourceConfig, *, judged: bool) -> float | None:
+def bad_rows_limit(config: DataSourceConfig, *, judged: bool) -> float | None:
     """Largest share of bad rows; None where they are only counted."""
     return config.max_bad_fraction if judged else None
 
@@ -141,7 +141,7 @@ def mixture_facts(mix: Mixture, shares: Sequence[Share], distinct: int, sets: Ma
 
 @dataclass
 class SetReading:
-    """One set being read."""
+    """A set being read."""
 
     source: SourceSet
     named: Port | None
@@ -223,7 +223,7 @@ class SetReading:
     def judge(self, result: SetReadResult, balance: Balance, target: Path) -> None:
         """Fail for a set without rows, and for one with too many bad rows."""
         if balance.read == 0:
-            raise nothing_to_read(result.name, result.why_empty or "It is empty.")
+            raise empty_set_error(result.name, result.why_empty or "It is empty.")
         if self.max_bad_fraction is None:
             return
         share = balance.bad / balance.read

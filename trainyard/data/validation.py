@@ -45,7 +45,7 @@ from trainyard.data.rows import HELD_OUT_FOLDER, ROWS_FILE, SCHEMAS, TRAIN, UNSE
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
-from trainyard.spec.estimate.verdict import few_rows
+from trainyard.spec.estimate.verdict import describe_small_sets
 from trainyard.spec.nodes import ValidatorConfig
 from trainyard.stores.artifacts import Produced, ProducedSet, Reference
 from trainyard.stores.whole import write_json_durably
@@ -81,7 +81,7 @@ before near-duplicates, so that of two similar answers the grounded one stays.""
 
 SetStep = Callable[[KeptRows, RowFilter], None]
 SET_STEPS: dict[str, SetStep] = {
-    "near_duplicates": sets.near_duplicates,
+    "near_duplicates": sets.drop_near_duplicates,
     "holdout": sets.holdout,
     "decontamination": sets.decontamination,
 }
@@ -136,7 +136,7 @@ def validate(
             sieve.row_validator.stop()
     sieve.ledger.check_balance()
     if not sieve.ledger.kept_rows:
-        raise nothing_kept(sieve.ledger)
+        raise no_rows_left_error(sieve.ledger)
     engine, file_format = source.facts.get("engine"), source.facts.get("format") or "rows"
     facts = {
         **summary(survivors, sieve),
@@ -228,12 +228,12 @@ def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, object]:
             "kept": int(survivors.tokens[train].sum()),
             "longest": int(survivors.tokens[train].max(initial=0)),
         },
-        "warnings": sets.too_few(survivors, sieve.config),
-        "cautions": few_rows(ledger.kept_rows, max(ledger.heldout.values()) if ledger.heldout else None),
+        "warnings": sets.list_small_sets(survivors, sieve.config),
+        "cautions": describe_small_sets(ledger.kept_rows, max(ledger.heldout.values()) if ledger.heldout else None),
     }
 
 
-def nothing_kept(ledger: RowLedger) -> InvalidInput:
+def no_rows_left_error(ledger: RowLedger) -> InvalidInput:
     """Return the error for a set of which no row is left."""
     if not ledger.read:
         return InvalidInput(

@@ -30,7 +30,7 @@ from trainyard.spec.axes.devices import Device
 from trainyard.stores.models import check_adapter_folder
 from trainyard.train.contracts import Sampling
 from trainyard.train.latent.contract import LatentModule
-from trainyard.train.latent.table import load as load_latent
+from trainyard.train.latent.table import load_technique as load_latent
 from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base, using_adapter
 from trainyard.train.methods.loading import load_for_answers, require_memory
 from trainyard.train.model.sampling import sample
@@ -109,7 +109,7 @@ class HuggingFaceModel:
         except TemplateError as error:
             self.refused[case.id] = str(error)
             return None
-        prompt_ids, learned = self.renderer.ids(prompt), self.renderer.learned_ids(reply)
+        prompt_ids, learned = self.renderer.ids(prompt), self.renderer.encode_answer(reply)
         if not learned or len(prompt_ids) + len(learned) > self.context:
             return None
         return Tokens([*prompt_ids, *learned], len(prompt_ids))

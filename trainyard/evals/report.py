@@ -18,7 +18,7 @@ from trainyard.evals.job import EvaluationJob, training_facts, version_name
 from trainyard.evals.statistics import ConfidenceInterval, Flips, bootstrap, count_flips, improvements
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.latent import Latent
-from trainyard.spec.estimate.verdict import few_rows, too_few_rows
+from trainyard.spec.estimate.verdict import describe_small_sets, explain_too_few_rows
 
 Report = dict[str, Any]
 LONGEST_SAMPLE = 300
@@ -55,12 +55,12 @@ def build_report(job: EvaluationJob, scores: JsonMapping) -> Report:
 
 def cautions(job: EvaluationJob, lines: Sequence[Mapping[str, object]], primary: str) -> list[str]:
     """Return what makes the verdict rest on little: few rows to train on, few rows in the primary benchmark."""
-    return few_rows(*counted_rows(job, lines, primary))
+    return describe_small_sets(*counted_rows(job, lines, primary))
 
 
 def below_floor(job: EvaluationJob, lines: Sequence[Mapping[str, object]], primary: str) -> list[str]:
     """Why there are not enough rows for a verdict, by `least_rows`; empty where there are."""
-    return too_few_rows(*counted_rows(job, lines, primary), least=job.config.least_rows)
+    return explain_too_few_rows(*counted_rows(job, lines, primary), least=job.config.least_rows)
 
 
 def counted_rows(job: EvaluationJob, lines: Sequence[JsonMapping], primary: str) -> tuple[int | None, int]:

@@ -60,7 +60,7 @@ class RewardModel:
         except TemplateError as error:
             self.refused[case.id] = str(error)
             return None
-        ids = [*self.renderer.ids(prompt), *self.renderer.learned_ids(reply)]
+        ids = [*self.renderer.ids(prompt), *self.renderer.encode_answer(reply)]
         if len(ids) > self.context:
             return None
         row_1T = torch.tensor([ids], device=self.model.device)

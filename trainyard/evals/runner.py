@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
-from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, supervise
+from trainyard.compute.supervise import DesiredState, Outcome, Status, keep_running, supervise
 from trainyard.errors import Conflict, InvalidInput, from_fields
 from trainyard.evals.benchmarks.table import benchmark
 from trainyard.evals.cases import Case
@@ -38,7 +38,7 @@ def evaluate(
     job: EvaluationJob,
     folder: Path,
     *,
-    desired_state: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = keep_running,
     on_event: Callable[[JsonObject], None] = ignore,
     settings: Settings | None = None,
 ) -> Produced:

@@ -1,4 +1,4 @@
-"""One marker, from claim to completion: train, judge, register, publish, deploy, and only then complete.
+"""Processing of a marker from claim to completion: train, judge, register, publish, deploy, and only then complete.
 
 Each step checks first whether an earlier attempt has done it, and verifies right before its effect that the claim is
 still valid. So the same function serves the night itself, a worker on another machine, and the process that takes over
@@ -16,7 +16,7 @@ from trainyard.data.corpora import CorpusTuple
 from trainyard.errors import Conflict, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.night.deps import NightDeps, NightVerdict, Trained, TrainingRequest
-from trainyard.night.publish import point, publish, register, registered
+from trainyard.night.publish import find_registered, point, publish, register
 from trainyard.night.report import Failure, TrainingReport
 from trainyard.spec.night import NightConfig, Phase2
 from trainyard.stores.adapters import AdapterVersion
@@ -49,7 +49,7 @@ class ClaimLease:
             self.renewed = self.world.clock.monotonic()
 
     def assert_held(self) -> None:
-        """Raises `Conflict` (`E-MARKER-LOST`) when somebody else has the marker now."""
+        """Raises `Conflict` (`E-MARKER-LOST`) when another process has the marker now."""
         self.claim = self.world.stores.markers.verify(self.claim)
         self.renewed = self.world.clock.monotonic()
 
@@ -72,7 +72,7 @@ def claim_and_train(marker: Marker, config: NightConfig, world: NightDeps, deadl
     try:
         claim = world.stores.markers.claim(marker, world.owner)
     except (TrainyardError, OSError) as error:
-        return TrainingReport(marker=marker.name, outcome="failed", failure=failure_of(error))
+        return TrainingReport(marker=marker.name, outcome="failed", failure=describe_failure(error))
     if claim is None:
         return TrainingReport(marker=marker.name, outcome="taken", note="another process has it")
     world.at("night.claim.after")
@@ -92,7 +92,7 @@ def claim_and_train(marker: Marker, config: NightConfig, world: NightDeps, deadl
 def bring_to_end(lease: ClaimLease, config: NightConfig, deadline: float) -> TrainingReport:
     """Return the steps of a claimed marker, each skipped when an earlier attempt has done it."""
     world, marker = lease.world, lease.claim.marker
-    version = registered(world, marker.tenant, marker.role, marker.name)
+    version = find_registered(world, marker.tenant, marker.role, marker.name)
     if version is None:
         trained, verdict = train_and_judge(lease, config, deadline)
         if not verdict.better:
@@ -106,7 +106,7 @@ def bring_to_end(lease: ClaimLease, config: NightConfig, deadline: float) -> Tra
     world.at("night.complete.before")
     world.stores.markers.complete(lease.claim, facts)
     world.at("night.complete.after")
-    return report_outcome(marker, "published", version.facts, version=version.name, gate=passed(version.facts))
+    return report_outcome(marker, "published", version.facts, version=version.name, gate=describe_passed(version.facts))
 
 
 def train_and_judge(lease: ClaimLease, config: NightConfig, deadline: float) -> tuple[Trained, NightVerdict]:
@@ -114,7 +114,7 @@ def train_and_judge(lease: ClaimLease, config: NightConfig, deadline: float) -> 
     remaining = deadline - world.clock.monotonic()
     order = TrainingRequest(
         marker=marker,
-        tuples=tuples_of(world, marker),
+        tuples=fetch_tuples(world, marker),
         work=world.root / "training" / marker.name,
         budget_s=max(1.0, remaining - min(MOST_GRACE_S, GRACE_SHARE * remaining)),
         renew_if_due=lease.renew_if_due,
@@ -129,7 +129,7 @@ def train_and_judge(lease: ClaimLease, config: NightConfig, deadline: float) -> 
     return trained, verdict
 
 
-def tuples_of(world: NightDeps, marker: Marker) -> list[CorpusTuple]:
+def fetch_tuples(world: NightDeps, marker: Marker) -> list[CorpusTuple]:
     """Return the snapshot that the marker names, fetched from the object store where it is not on this machine."""
     corpora, objects = world.stores.corpora, world.stores.objects
     path = corpora.snapshot_file(marker.bucket, marker.corpus_sha256)
@@ -167,7 +167,7 @@ def reject(lease: ClaimLease, trained: Trained, verdict: NightVerdict) -> Traini
     return report_outcome(lease.claim.marker, "rejected", trained.facts, gate=verdict.reasons, note=note)
 
 
-def passed(facts: JsonObject) -> tuple[str, ...]:
+def describe_passed(facts: JsonObject) -> tuple[str, ...]:
     """Return what a published adapter is better than, and by which metric; or that there was no gate."""
     gate: JsonObject = facts.get("gate") or {}
     if gate.get("gate") == "none":
@@ -185,7 +185,7 @@ def report_outcome(marker: Marker, outcome: object, facts: Mapping[str, object],
 def give_back(lease: ClaimLease, phase2: Phase2, kind: str, run: str, error: Exception) -> TrainingReport:
     """Return the marker for the next night, or give it up after too many failures."""
     marker, markers = lease.claim.marker, lease.world.stores.markers
-    failure = failure_of(error)
+    failure = describe_failure(error)
     try:
         before = RETURN_REASON.match(markers.show(marker.name).reason)
         failures = (int(before["failures"]) if before else 0) + (kind == "failed")
@@ -201,13 +201,13 @@ def give_back(lease: ClaimLease, phase2: Phase2, kind: str, run: str, error: Exc
     return TrainingReport(marker=marker.name, outcome="failed", failure=failure, note=note)
 
 
-def paused_in(world: NightDeps, marker: Marker, run: str) -> bool:
+def was_paused(world: NightDeps, marker: Marker, run: str) -> bool:
     """Whether this marker was already worked on in this run, until its budget was spent or it failed."""
     before = RETURN_REASON.match(world.stores.markers.show(marker.name).reason)
     return before is not None and before["run"] == run
 
 
-def failure_of(error: Exception) -> Failure:
+def describe_failure(error: Exception) -> Failure:
     """Return an error in the report's words; errors of a disk say what to do, others keep their name."""
     if isinstance(error, OSError) and not isinstance(error, TrainyardError):
         error = disk_error("The night could not write", error) or error

@@ -145,7 +145,7 @@ class NightDeps:
     boot_id: str
     base_model: str
     alone: Callable[[str], AbstractContextManager[object]]
-    """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when somebody else has it."""
+    """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when another process has it."""
     parse: Parse = field(default_factory=lambda: RememberedParse(parse_limited))
     """What parses the bytes of documents: limited children, and the simulators' own process for their own bytes."""
     at: Callable[[str], None] = ignore
@@ -176,17 +176,17 @@ POINTS: dict[str, str] = {
     "night.snapshot.after": "a bucket's snapshot is written",
     "night.snapshot.synced": "the snapshot is in the object store",
     "night.marker.before": "a marker is about to be published",
-    "night.marker.after": "a marker is there, nobody has it",
+    "night.marker.after": "a marker exists and is not claimed",
     "night.claim.before": "a marker is about to be claimed",
     "night.claim.after": "a marker is claimed, no training has begun",
     "night.train.before": "the rows are written, the training is about to start",
-    "night.train.after": "the adapter is trained, nobody looked at it",
+    "night.train.after": "the adapter is trained and not evaluated",
     "night.judge.after": "the gate has decided",
     "night.version.before": "a version is about to be registered",
     "night.version.after": "the version is registered, it is nowhere else",
     "night.upload.file": "one file of a version is uploaded",
     "night.upload.before-manifest": "all files are uploaded, no reader sees them",
-    "night.upload.manifest": "the version is published, nobody has looked at it",
+    "night.upload.manifest": "the version is published and not verified",
     "night.publish.verified": "what was published is what was trained",
     "night.deploy.before": "the live pointer is about to be switched",
     "night.deploy.after": "the new version is live, its marker is still claimed",

@@ -29,7 +29,7 @@ from trainyard.stores.documents import DocumentKey, Entry
 from trainyard.stores.files import make_folders, translate_os_errors
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import Mutation, document_key
-from trainyard.stores.schema import unversioned, versioned
+from trainyard.stores.schema import add_version, strip_version
 from trainyard.stores.whole import write_whole
 
 Slot = tuple[str, str]
@@ -47,7 +47,7 @@ HOPELESS = 3
 
 @dataclass
 class PhaseTally:
-    """What phase 1 counts."""
+    """Counts of phase 1."""
 
     done: int = 0
     new_entities: int = 0
@@ -68,7 +68,7 @@ class Intents:
         noted = read_intent(world.files.read(self.path), self.path) if world.files.exists(self.path) else []
         self.open = {(stream, name): sha256 for stream, name, sha256 in noted}
 
-    def unsettled(self) -> dict[Slot, str]:
+    def list_unsettled(self) -> dict[Slot, str]:
         """Slot -> content of the documents whose write was begun and not recorded."""
         status = self.world.stores.ledger.status
         entries = {slot: (sha256, status(slot[1], slot[0])) for slot, sha256 in self.open.items()}
@@ -81,7 +81,7 @@ class Intents:
     def begin(self, contents: Iterable[streams.Content]) -> None:
         """Note a batch durably, with what is still open of earlier ones that it does not write itself."""
         batch = {(content.document.stream, content.document.name): content.key.content_sha256 for content in contents}
-        self.write({**self.unsettled(), **batch})
+        self.write({**self.list_unsettled(), **batch})
 
     def quarantined(self, documents: Iterable[streams.StreamDocument]) -> None:
         """Forget documents that can no longer be read: their facts stay in the graph."""
@@ -94,22 +94,22 @@ class Intents:
         noted = [[*slot, sha256] for slot, sha256 in slots.items()]
         with translate_os_errors("The night's intent was not written"):
             make_folders(self.world.files, self.path.parent)
-            write_whole(self.world.files, self.path, orjson.dumps(versioned("intent", {"open": noted})))
+            write_whole(self.world.files, self.path, orjson.dumps(add_version("intent", {"open": noted})))
 
 
 def read_intent(data: bytes, where: Path) -> list[list[str]]:
     """[stream, name, content] of each document; the earlier form is the list alone."""
     value = orjson.loads(data)
-    noted: list[list[str]] = value if isinstance(value, list) else unversioned("intent", value, where)["open"]
+    noted: list[list[str]] = value if isinstance(value, list) else strip_version("intent", value, where)["open"]
     return noted
 
 
-def version_of(serving: Serving) -> str:
+def describe_version(serving: Serving) -> str:
     """Prompt, schema and model as the ledger remembers them."""
-    return version(serving.model, thinking_of(serving))
+    return version(serving.model, choose_thinking(serving))
 
 
-def thinking_of(serving: Serving) -> Thinking:
+def choose_thinking(serving: Serving) -> Thinking:
     return Thinking(serving.thinking, serving.thinking_tokens)
 
 
@@ -121,10 +121,10 @@ def survey(config: NightConfig, world: NightDeps) -> tuple[list[streams.StreamDo
     or they are parts that a file no longer has.
     """
     current = {(entry.key.stream, entry.name): entry for entry in world.stores.ledger.current()}
-    doubtful = Intents(world).unsettled()
+    doubtful = Intents(world).list_unsettled()
     contents = {(content.key.stream, content.document.name): content for content in present(config, world)}
     changed = {slot for slot, content in contents.items() if slot not in current or current[slot].key != content.key}
-    removed_parts = gone_parts(contents, current, doubtful, version_of(config.serving))
+    removed_parts = find_gone_parts(contents, current, doubtful, describe_version(config.serving))
     changed |= doubtful.keys() | removed_parts.keys()
     done_keys = {entry.key for slot, entry in current.items() if entry.status == "done" and slot not in changed}
     unreadable = {entry.key for entry in current.values() if entry.status == "quarantined"}
@@ -138,7 +138,7 @@ def survey(config: NightConfig, world: NightDeps) -> tuple[list[streams.StreamDo
     return list(waiting.values()), same + list(removed_parts.values())
 
 
-def gone_parts(
+def find_gone_parts(
     contents: Mapping[Slot, streams.Content], current: Mapping[Slot, Entry], doubtful: Iterable[Slot], version: str
 ) -> dict[Slot, streams.Content]:
     """Return the parts that a readable file no longer has, and of which the graph may still have facts.
@@ -148,16 +148,16 @@ def gone_parts(
     readable = {slot for slot, content in contents.items() if not content.unreadable}
     stated = {slot for slot, entry in current.items() if entry.key.content_sha256 != streams.GONE}
     return {
-        (stream, name): streams.gone_part(stream, name, version)
+        (stream, name): streams.build_gone_part(stream, name, version)
         for stream, name in sorted((stated | set(doubtful)) - contents.keys())
-        if (stream, streams.file_of(name)[0]) in readable
+        if (stream, streams.split_part_name(name)[0]) in readable
     }
 
 
 def present(config: NightConfig, world: NightDeps) -> Iterator[streams.Content]:
     """Yield every document of the streams, read for the key of its content, without its text."""
     documents = streams.find_documents(config.streams, world.documents, world.files)
-    for contents in reader_of(config, world).read_files(documents):
+    for contents in build_reader(config, world).read_files(documents):
         yield from (replace(content, text="") for content in contents)
 
 
@@ -184,10 +184,10 @@ def name_again(
     return list(lost.values())
 
 
-def reader_of(config: NightConfig, world: NightDeps) -> streams.DocumentReader:
+def build_reader(config: NightConfig, world: NightDeps) -> streams.DocumentReader:
     serving = config.serving
     return streams.DocumentReader(
-        version_of(serving),
+        describe_version(serving),
         world.documents,
         world.files,
         serving.max_document_bytes,
@@ -290,7 +290,7 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class PhaseReading:
-    """One phase's reading: the queue, the plan, and whether the server still answers."""
+    """A phase's reading: the queue, the plan, and whether the server still answers."""
 
     config: NightConfig
     world: NightDeps
@@ -304,7 +304,7 @@ class PhaseReading:
     reader: streams.DocumentReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reader = reader_of(self.config, self.world)
+        self.reader = build_reader(self.config, self.world)
         self.pace = ReadingPace(self.world.clock.monotonic)
 
     @property
@@ -317,7 +317,7 @@ class PhaseReading:
         async with self.world.server.completing(serving.concurrency, timeout_s=serving.timeout_s) as complete:
             for _ in range(MOST_PASSES):
                 slots = min(serving.concurrency, len(self.waiting))
-                await self.together(complete, slots)
+                await self.read_in_parallel(complete, slots)
                 self.writer.flush()
                 if self.hopeless and self.last_failure is not None:
                     raise self.last_failure
@@ -329,10 +329,10 @@ class PhaseReading:
                     return
                 self.waiting.extend(again)
 
-    async def together(self, complete: Complete, slots: int) -> None:
+    async def read_in_parallel(self, complete: Complete, slots: int) -> None:
         """Read that many at a time. After a permanent failure of one, the others are no longer written."""
         limit = self.planner.deadline + self.world.drain_s(self.config.window) - self.world.clock.monotonic()
-        tasks = [asyncio.ensure_future(self.one_after_another(complete)) for _ in range(slots)]
+        tasks = [asyncio.ensure_future(self.read_in_sequence(complete)) for _ in range(slots)]
         try:
             async with asyncio.timeout(max(0.0, limit)):
                 await asyncio.gather(*tasks)
@@ -343,7 +343,7 @@ class PhaseReading:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def one_after_another(self, complete: Complete) -> None:
+    async def read_in_sequence(self, complete: Complete) -> None:
         while self.waiting and not self.hopeless and self.planner.admits(self.world.clock.monotonic()):
             document = self.waiting.popleft()
             try:
@@ -364,7 +364,7 @@ class PhaseReading:
         serving = self.config.serving
         self.flying += 1
         try:
-            extraction = await extract(content.text, content.document.stream, complete, thinking_of(serving))
+            extraction = await extract(content.text, content.document.stream, complete, choose_thinking(serving))
         except InvalidInput as error:
             self.writer.add(content, None, error.why or error.what)
             return

@@ -23,7 +23,7 @@ from trainyard.data.corpora import BucketReading as CorpusReading
 from trainyard.data.corpora import CorpusSnapshot
 from trainyard.errors import Conflict, TrainyardError
 from trainyard.night import report as reports
-from trainyard.night.claim import claim_and_train, failure_of, tuples_of, waiting_markers
+from trainyard.night.claim import claim_and_train, describe_failure, fetch_tuples, waiting_markers
 from trainyard.night.deps import NightDeps
 from trainyard.night.extracting import PhaseReading, Writer, name_again, survey
 from trainyard.night.planner import Planner
@@ -33,12 +33,12 @@ from trainyard.night.streams import StreamDocument
 from trainyard.serve.extraction.extraction import SCHEMA
 from trainyard.serve.versions.bucket import fetch_published
 from trainyard.serve.versions.publication import Destination
-from trainyard.spec.night import BucketSpec, NightConfig, checked_name
+from trainyard.spec.night import BucketSpec, NightConfig, check_name
 from trainyard.stores.adapters import AdapterVersion
 from trainyard.stores.files import Files, make_folders, translate_os_errors
 from trainyard.stores.markers.records import Marker, MarkerRecord, MarkerState
-from trainyard.stores.objects.versions import published_number
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.objects.versions import read_published_number
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_whole
 
 BEGUN_FILE = "begun.json"
@@ -50,7 +50,7 @@ BUSY = frozenset({"E-DEVICE-BUSY", "E-NIGHT-BUSY"})
 
 @dataclass(frozen=True)
 class Night:
-    """One attempt at one night."""
+    """An attempt at a night."""
 
     config: NightConfig
     world: NightDeps
@@ -78,7 +78,7 @@ class Night:
 
 
 def night_folder(world: NightDeps, run: str) -> Path:
-    return world.root / "nights" / checked_name(run, "run")
+    return world.root / "nights" / check_name(run, "run")
 
 
 def run_night(config: NightConfig, world: NightDeps, run: str | None = None) -> NightReport:
@@ -86,22 +86,22 @@ def run_night(config: NightConfig, world: NightDeps, run: str | None = None) -> 
 
     A second night at the same time, or for a date that is done, is skipped and says so.
     """
-    run = run or config.window.date_of(world.clock.now())
+    run = run or config.window.find_date(world.clock.now())
     night_folder(world, run)
     try:
         with world.alone(run):
             night = begin(config, world, run)
             if night is None:
-                return skipped(config, run, "this night is done already")
+                return skip_night(config, run, "this night is done already")
             first = phase1(night)
             return conclude(night, first, phase2(night, first))
     except Conflict as busy:
         if busy.code not in BUSY:
             raise
-        return skipped(config, run, f"another run has the device: {busy.what}")
+        return skip_night(config, run, f"another run has the device: {busy.what}")
 
 
-def skipped(config: NightConfig, run: str, why: str) -> NightReport:
+def skip_night(config: NightConfig, run: str, why: str) -> NightReport:
     return NightReport(run=run, tenant=config.tenant, state="skipped", skipped=why)
 
 
@@ -124,7 +124,7 @@ def begin(config: NightConfig, world: NightDeps, run: str, since: float | None =
     record = {"run": run, "attempt": attempt, "started": started, "begun": start, "boot_id": world.boot_id}
     with translate_os_errors("The night was not begun"):
         make_folders(world.files, folder)
-        write_whole(world.files, path, orjson.dumps(versioned("night", record)))
+        write_whole(world.files, path, orjson.dumps(add_version("night", record)))
     world.at("night.begun")
     return Night(config, world, run, attempt, started, start, monotonic)
 
@@ -152,7 +152,7 @@ def documents(night: Night, find: Find, serve: Step, read: Read, free: Step) -> 
             report = serve(night, report)
             report = read(night, report, deque(waiting))
     except (TrainyardError, OSError) as error:
-        report = report.model_copy(update={"failure": failure_of(error)})
+        report = report.model_copy(update={"failure": describe_failure(error)})
     return free(night, report)
 
 
@@ -169,7 +169,7 @@ def look(night: Night) -> tuple[Phase1Report, list[StreamDocument]]:
             with world.stores.graph() as graph:
                 waiting += name_again(config, world, graph, night.run, same)
         except (TrainyardError, OSError) as error:
-            failure = failure_of(error)
+            failure = describe_failure(error)
     count = len(waiting)
     report = Phase1Report(budget_s=config.window.phase1_s, waiting=count, left=count, failure=failure)
     return report, waiting if failure is None else []
@@ -207,7 +207,7 @@ def extract(night: Night, report: Phase1Report, waiting: deque[StreamDocument]) 
         try:
             world.loop(reading.read_all())
         except (TrainyardError, OSError) as error:
-            failure = failure_of(error)
+            failure = describe_failure(error)
     tally = writer.tally
     return report.model_copy(
         update={
@@ -231,7 +231,7 @@ def release(night: Night, report: Phase1Report) -> Phase1Report:
         world.server.drain(world.drain_s(window))
         world.at("night.server.drained")
     except (TrainyardError, OSError) as error:
-        failure = failure or failure_of(error)
+        failure = failure or describe_failure(error)
     try:
         world.server.stop()
         world.at("night.server.stopped")
@@ -239,7 +239,7 @@ def release(night: Night, report: Phase1Report) -> Phase1Report:
         world.at("night.device.free")
         free = True
     except (TrainyardError, OSError) as error:
-        failure = failure or failure_of(error)
+        failure = failure or describe_failure(error)
     spent = world.clock.monotonic() - started
     return report.model_copy(update={"failure": failure, "device_free": free, "release_s": spent})
 
@@ -261,16 +261,16 @@ def trainings(night: Night, first: Phase1Report, buckets: tuple[BucketReport, ..
     note, served = "", list[AdapterVersion]()
     try:
         markers = waiting_markers(night.world, night.config.tenant)
-        note = why_not_here(night, first)
+        note = explain_no_training(night, first)
         if note:
             done = [TrainingReport(marker=marker.name, outcome="marker-only", note=note) for marker in markers]
         elif night.config.phase2.mode == "remote":
             done = wait_for_workers(night, markers, deadline)
             served = follow_store(world, night.config.tenant, [bucket.adapter_role for bucket in night.config.buckets])
         else:
-            done = train_here(night, markers, deadline)
+            done = train_markers(night, markers, deadline)
     except (TrainyardError, OSError) as error:
-        failure = failure_of(error)
+        failure = describe_failure(error)
     spent = world.clock.monotonic() - started
     return Phase2Report(
         buckets=buckets,
@@ -283,7 +283,7 @@ def trainings(night: Night, first: Phase1Report, buckets: tuple[BucketReport, ..
     )
 
 
-def why_not_here(night: Night, first: Phase1Report) -> str:
+def explain_no_training(night: Night, first: Phase1Report) -> str:
     """Why no training may start on this device; empty if one may. A worker elsewhere has a device of its own."""
     if night.config.phase2.mode == "remote":
         return ""
@@ -319,7 +319,7 @@ def threshold(night: Night, bucket: BucketSpec) -> BucketReport:
             return report.model_copy(update={"note": f"{bucket.threshold - new} more needed"})
         return report.model_copy(update={"marker": leave_marker(night, bucket, reading)})
     except (TrainyardError, OSError) as error:
-        return report.model_copy(update={"failure": failure_of(error)})
+        return report.model_copy(update={"failure": describe_failure(error)})
 
 
 def bucket_markers(night: Night, bucket: BucketSpec) -> list[MarkerRecord]:
@@ -345,7 +345,7 @@ def last_trained(night: Night, records: list[MarkerRecord]) -> frozenset[str]:
         return frozenset()
     by_name, largest = max(completed, key=lambda marker: marker.run), max(completed, key=lambda marker: marker.rows)
     snapshots = {marker.corpus_sha256: marker for marker in (completed[-1], by_name, largest)}
-    return frozenset(sample.digest for marker in snapshots.values() for sample in tuples_of(night.world, marker))
+    return frozenset(sample.digest for marker in snapshots.values() for sample in fetch_tuples(night.world, marker))
 
 
 def leave_marker(night: Night, bucket: BucketSpec, reading: CorpusReading) -> str:
@@ -361,7 +361,7 @@ def leave_marker(night: Night, bucket: BucketSpec, reading: CorpusReading) -> st
         method=bucket.method,
         rows=snapshot.rows,
         corpus_sha256=snapshot.sha256,
-        corpus=synced(night, bucket, snapshot),
+        corpus=locate_snapshot(night, bucket, snapshot),
         base_model=world.base_model,
         created=world.clock.now(),
     )
@@ -372,19 +372,19 @@ def leave_marker(night: Night, bucket: BucketSpec, reading: CorpusReading) -> st
     return marker.name
 
 
-def synced(night: Night, bucket: BucketSpec, snapshot: CorpusSnapshot) -> str:
+def locate_snapshot(night: Night, bucket: BucketSpec, snapshot: CorpusSnapshot) -> str:
     """Where a trainer finds the snapshot: its place in the object store, or its file."""
     objects = night.world.stores.objects
     if objects is None:
         return str(snapshot.path)
     name = f"corpora/{night.config.tenant}/{bucket.name}/{snapshot.sha256}.jsonl"
-    data = night.world.stores.corpora.bytes_of(bucket.name, snapshot.sha256)
+    data = night.world.stores.corpora.read_snapshot(bucket.name, snapshot.sha256)
     sync_snapshot(objects, name, data)
     night.world.at("night.snapshot.synced")
     return name
 
 
-def train_here(night: Night, markers: list[Marker], deadline: float) -> list[TrainingReport]:
+def train_markers(night: Night, markers: list[Marker], deadline: float) -> list[TrainingReport]:
     """Return one after another on this device, while the budget lasts."""
     return [
         claim_and_train(marker, night.config, night.world, deadline, night.run)
@@ -404,7 +404,7 @@ def wait_for_workers(night: Night, markers: list[Marker], deadline: float) -> li
         if not waiting or world.clock.monotonic() >= deadline:
             break
         world.clock.sleep(min(night.config.phase2.poll_s, max(0.0, deadline - world.clock.monotonic())))
-    return [of_worker(store.show(marker.name)) for marker in markers]
+    return [build_worker_report(store.show(marker.name)) for marker in markers]
 
 
 def follow_store(world: NightDeps, tenant: str, roles: Iterable[str]) -> list[AdapterVersion]:
@@ -417,7 +417,7 @@ def follow_store(world: NightDeps, tenant: str, roles: Iterable[str]) -> list[Ad
         return []
     changed = []
     for role in roles:
-        number = published_number(objects, tenant, role)
+        number = read_published_number(objects, tenant, role)
         if number is not None and number > (registry.live(tenant, role).version or 0):
             to = Destination(registry, world.root / "fetched", number=number)
             version = fetch_published(objects, f"{tenant}/{role}", number, to=to)
@@ -426,7 +426,7 @@ def follow_store(world: NightDeps, tenant: str, roles: Iterable[str]) -> list[Ad
     return changed
 
 
-def of_worker(record: MarkerRecord) -> TrainingReport:
+def build_worker_report(record: MarkerRecord) -> TrainingReport:
     report = TrainingReport(marker=record.marker.name, rows=record.marker.rows, outcome="waiting")
     if record.state is MarkerState.COMPLETED and record.facts.get("published"):
         return report.model_copy(update={"outcome": "published", "version": str(record.facts.get("version", ""))})

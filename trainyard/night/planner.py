@@ -1,4 +1,4 @@
-"""How many documents fit a budget: said before the run, corrected after twenty, and kept while it runs.
+"""Planning of how many documents fit a budget: reported before the run, corrected after twenty, and kept while it runs.
 
 Before the run only the profile's seconds for one document alone are known; requests in flight share a server, so the
 first guess is `budget * slots / seconds`. After `LEARNT_FROM` documents (or two rounds of all slots, if that is more)
@@ -28,7 +28,7 @@ KEPT = 500
 
 @dataclass
 class Planner:
-    """One phase's plan. All times are of one monotonic clock, in seconds."""
+    """A phase's plan. All times are of one monotonic clock, in seconds."""
 
     started: float
     deadline: float

@@ -23,7 +23,7 @@ from trainyard.stores.objects.versions import RESERVED, Sure, create, is_uploade
 MOST_NUMBERS = 100_000
 
 
-def registered(world: NightDeps, tenant: str, role: str, key: str) -> AdapterVersion | None:
+def find_registered(world: NightDeps, tenant: str, role: str, key: str) -> AdapterVersion | None:
     """Return the version that this marker has already, made by any process, on the disk for certain."""
     registry = world.stores.versions
     version = next((version for version in registry.list(tenant, role) if version.run_key == key), None)

@@ -1,4 +1,4 @@
-"""What a night did: one value, kept as JSON, Markdown and HTML next to the night's record.
+"""Report of a night: one value, kept as JSON, Markdown and HTML next to the night's record.
 
 The report says first whether the night succeeded, then what is left, and for everything that failed the command that a
 person would type next.
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.stores.files import Files
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_whole
 
 REPORT_FILE = "report.json"
@@ -65,7 +65,7 @@ class Phase1Report(ReportPart):
 
 
 class BucketReport(ReportPart):
-    """One corpus: what is in it, and whether it was enough."""
+    """A corpus: what is in it, and whether it was enough."""
 
     bucket: str
     method: str
@@ -81,7 +81,7 @@ class BucketReport(ReportPart):
 
 
 class TrainingReport(ReportPart):
-    """What became of one marker."""
+    """Outcome of one marker."""
 
     marker: str
     outcome: Literal["published", "rejected", "checkpointed", "failed", "taken", "waiting", "marker-only"]
@@ -109,7 +109,7 @@ class Phase2Report(ReportPart):
 
 
 class NightReport(ReportPart):
-    """One night. `skipped` says why nothing was done."""
+    """A night. `skipped` says why nothing was done."""
 
     run: str
     tenant: str
@@ -152,7 +152,7 @@ def write_report(report: NightReport, folder: Path, files: Files) -> None:
     """`report.md`, `report.html`, then `report.json`, which alone decides whether a night is finished."""
     write_whole(files, folder / "report.md", markdown(report).encode())
     write_whole(files, folder / "report.html", page(report).encode())
-    stored = versioned("night", json.loads(report.model_dump_json()))
+    stored = add_version("night", json.loads(report.model_dump_json()))
     write_whole(files, folder / REPORT_FILE, json.dumps(stored, indent=1).encode())
 
 

@@ -39,7 +39,7 @@ GONE = hashlib.sha256(b"\0part that is gone").hexdigest()
 
 @dataclass(frozen=True)
 class StreamDocument:
-    """One file of one stream, or a part of it. `name` is its path below the folder of documents, with slashes."""
+    """A file of one stream, or a part of it. `name` is its path below the folder of documents, with slashes."""
 
     stream: str
     name: str
@@ -50,7 +50,7 @@ class StreamDocument:
     @property
     def file(self) -> StreamDocument:
         """Return the document without its part; for the first part, itself."""
-        return self if self.part == 1 else replace(self, name=file_of(self.name)[0], part=1)
+        return self if self.part == 1 else replace(self, name=split_part_name(self.name)[0], part=1)
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class Content:
     unreadable: str = ""
 
 
-def overlap_of(window_chars: int) -> int:
+def choose_overlap(window_chars: int) -> int:
     """Return how many characters of a part are the end of the one before, at most."""
     return window_chars // OVERLAP_SHARE
 
 
-def file_of(name: str) -> tuple[str, int]:
+def split_part_name(name: str) -> tuple[str, int]:
     """(name of the file, number of the part) of a document's name."""
     file, mark, number = name.rpartition(PART_OF)
     return (file, int(number)) if mark and number.isdecimal() else (name, 1)
@@ -99,13 +99,13 @@ def walk(root: Path, files: Files, below: str = "", depth: int = 0) -> Iterator[
             continue
         relative = f"{below}/{name}" if below else name
         if files.is_folder(root / relative):
-            if depth < MOST_FOLDERS_DEEP and inside(root / relative, root):
+            if depth < MOST_FOLDERS_DEEP and is_inside(root / relative, root):
                 yield from walk(root, files, relative, depth + 1)
         else:
             yield relative
 
 
-def inside(path: Path, root: Path) -> bool:
+def is_inside(path: Path, root: Path) -> bool:
     return not path.is_symlink() or path.resolve().is_relative_to(root.resolve())
 
 
@@ -181,16 +181,16 @@ class DocumentReader:
 
     def load(self, document: StreamDocument) -> Content:
         """Return a file's whole text, not parsed yet."""
-        if not inside(document.path, self.root):
-            return refused(document, self.version, "it is a link that leads out of the folder of documents")
+        if not is_inside(document.path, self.root):
+            return build_refused(document, self.version, "it is a link that leads out of the folder of documents")
         try:
             size = self.files.size(document.path)
             if size > self.most_bytes:
                 why = f"it has {size:,} bytes; at most {self.most_bytes:,} are read"
-                return refused(document, self.version, why, str(size))
+                return build_refused(document, self.version, why, str(size))
             data = self.files.read(document.path)
         except (PermissionError, IsADirectoryError) as error:
-            return refused(document, self.version, f"it cannot be read: {error.strerror}")
+            return build_refused(document, self.version, f"it cannot be read: {error.strerror}")
         text, unreadable = decode(data)
         key = DocumentKey(hashlib.sha256(data).hexdigest(), document.stream, self.version)
         return Content(document, key, text, unreadable)
@@ -198,15 +198,17 @@ class DocumentReader:
     def parsed(self, loaded: list[Content]) -> Iterator[tuple[Content, ...]]:
         """Yield the parts of texts."""
         items = [
-            ParseItem(content.text.encode(), content.document.parser, self.window_chars, overlap_of(self.window_chars))
+            ParseItem(
+                content.text.encode(), content.document.parser, self.window_chars, choose_overlap(self.window_chars)
+            )
             for content in loaded
             if not content.unreadable
         ]
         results = iter(self.parse(items))
         for content in loaded:
-            yield (content,) if content.unreadable else self.in_parts(content, next(results))
+            yield (content,) if content.unreadable else self.split_parts(content, next(results))
 
-    def in_parts(self, whole: Content, item: ParsedItem) -> tuple[Content, ...]:
+    def split_parts(self, whole: Content, item: ParsedItem) -> tuple[Content, ...]:
         if item.unreadable:
             return (replace(whole, text="", unreadable=item.unreadable),)
         texts = [whole.text[start:end] for start, end in item.parts]
@@ -221,13 +223,13 @@ def content_of_part(document: StreamDocument, version: str, text: str, number: i
     return Content(part, DocumentKey(digest, document.stream, version), text)
 
 
-def gone_part(stream: str, name: str, version: str) -> Content:
+def build_gone_part(stream: str, name: str, version: str) -> Content:
     """Return a part that its file no longer has."""
-    file, number = file_of(name)
+    file, number = split_part_name(name)
     return Content(StreamDocument(stream, name, Path(file), "text", number), DocumentKey(GONE, stream, version))
 
 
-def refused(document: StreamDocument, version: str, why: str, more: str = "") -> Content:
+def build_refused(document: StreamDocument, version: str, why: str, more: str = "") -> Content:
     """Return a document whose bytes were not read: its digest is made from its name instead of its content."""
     digest = hashlib.sha256(f"unread\0{document.name}\0{why}\0{more}".encode()).hexdigest()
     return Content(document, DocumentKey(digest, document.stream, version), unreadable=why)

@@ -1,4 +1,4 @@
-"""How a night trains for real: the snapshot's rows, a supervised child, the gate, and the live pointer."""
+"""Training of a night: the snapshot's rows, a supervised child, the gate, and the live pointer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from trainyard.backends.base import probe, run_training
-from trainyard.backends.job import TrainingJob, job_for
+from trainyard.backends.job import TrainingJob, prepare_job
 from trainyard.backends.oom import train_within_memory
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers, training_threads
@@ -30,7 +30,7 @@ from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig, Target
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
 from trainyard.stores.artifacts import Produced, Reference
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import describe_files, write_json_durably
 
 DONE_FILE = "trained.json"
@@ -69,15 +69,15 @@ class LocalTrainer:
             produced = train_within_memory(
                 self.job(order),
                 order.work,
-                desired_state=still(order),
+                desired_state=keep_running(order),
                 on_event=ignore,
                 settings=self.settings,
-                train=self.in_time(order.budget_s),
+                train=self.bind_budget(order.budget_s),
             )
-            write_json_durably(done, versioned("trained", produced.facts))
+            write_json_durably(done, add_version("trained", produced.facts))
         return Trained(order.work / "adapter", read_versioned("trained", done.read_bytes(), done))
 
-    def in_time(self, budget_s: float) -> Callable[..., Produced]:
+    def bind_budget(self, budget_s: float) -> Callable[..., Produced]:
         """`run` with what is left of the order's budget, or of the config's where that is shorter."""
         limit_s = self.config.phase2.training.budget_s
         ends = time.monotonic() + min(budget_s, limit_s or budget_s)
@@ -95,7 +95,7 @@ class LocalTrainer:
         length = self.config.phase2.training.hyperparameters.max_length
         write_training_set(list(order.tuples), marker.method, rows, share, length)
         trainer = resolve_trainer(night_trainer(self.config, marker.method), self.settings.default_base_model)
-        return job_for(
+        return prepare_job(
             trainer,
             marker.base_model,
             self.settings,
@@ -119,7 +119,7 @@ class LocalTrainer:
         live = self.live(marker.tenant, marker.role)
         job = job_from_inputs(config, inputs, threads=training_threads(self.settings.threads), live=live)
         shutil.rmtree(order.work / "judge", ignore_errors=True)
-        evaluate(job, order.work / "judge", desired_state=still(order), settings=self.settings)
+        evaluate(job, order.work / "judge", desired_state=keep_running(order), settings=self.settings)
         report: JsonObject = orjson.loads((order.work / "judge" / REPORT_FOLDER / REPORT_FILE).read_bytes())
         gate = report["gate"]
         facts = {**gate, "baseline": report["baseline"]}
@@ -134,7 +134,7 @@ class LocalTrainer:
 
         After the checks of every deployment: gate, base, template, files.
         """
-        folder = self.work_of(version)
+        folder = self.work_folder(version)
         report = folder / "judge" / REPORT_FOLDER
         judged = (report / REPORT_FILE).is_file()
         phase2 = self.config.phase2
@@ -156,7 +156,7 @@ class LocalTrainer:
             run_key=version.run_key,
         )
 
-    def work_of(self, version: AdapterVersion) -> Path:
+    def work_folder(self, version: AdapterVersion) -> Path:
         return tenant_root(self.settings, version.tenant) / "training" / version.run_key
 
 
@@ -165,7 +165,7 @@ def tenant_root(settings: Settings, tenant: str) -> Path:
     return settings.home / "tenants" / tenant
 
 
-def still(order: TrainingRequest) -> Any:
+def keep_running(order: TrainingRequest) -> Any:
     """Return a child's `desired_state`: always RUN, after the claim was renewed if that was due."""
 
     def get_desired_state() -> DesiredState:

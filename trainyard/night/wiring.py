@@ -13,7 +13,7 @@ from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput
 from trainyard.night.deps import NightDeps, Stores
-from trainyard.night.extracting import thinking_of
+from trainyard.night.extracting import choose_thinking
 from trainyard.night.training import LocalTrainer, tenant_root
 from trainyard.project import project_folder
 from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, window_chars
@@ -28,7 +28,7 @@ from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles, lacking_space
 from trainyard.stores.graph.remote import open_graph
 from trainyard.stores.markers.local import LocalMarkers
-from trainyard.stores.markers.records import MarkerStore, this_owner
+from trainyard.stores.markers.records import MarkerStore, find_owner
 from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.store import ObjectStore
@@ -79,7 +79,7 @@ def make_night_deps(
         ),
         server=make_server(config, settings),
         trainer=LocalTrainer(config, settings, unfit=unfit),
-        owner=this_owner(),
+        owner=find_owner(),
         boot_id=boot_id(),
         base_model=config.phase2.training.base_model or settings.default_base_model,
         alone=alone,
@@ -88,7 +88,7 @@ def make_night_deps(
     )
 
 
-def for_worker(config: NightConfig, settings: Settings) -> NightConfig:
+def to_worker_config(config: NightConfig, settings: Settings) -> NightConfig:
     """The same night as a worker sees it: with an object store its markers are there, whatever the night's own mode.
 
     The machine of the night serves what the worker publishes, so that the targets are not the worker's.
@@ -111,7 +111,7 @@ def make_server(config: NightConfig, settings: Settings) -> InferenceServer:
     profile, serving = require_schema(server_profile(config, settings), config.serving), config.serving
     folder, index = settings.services / "night-server", device_numbers()[0]
     server = InferenceServer(profile, folder, settings, index=index, thinking=serving.thinking)
-    server.window_chars = window_of(profile, serving)
+    server.window_chars = choose_window(profile, serving)
     return server
 
 
@@ -133,10 +133,10 @@ def require_schema(profile: ServerProfile, serving: Serving) -> ServerProfile:
     return profile
 
 
-def window_of(profile: ServerProfile, serving: Serving) -> int:
+def choose_window(profile: ServerProfile, serving: Serving) -> int:
     """Longest part of a document that fits the context of a profile's server. Raises `InvalidInput` (`E-PROFILE`)."""
     context = profile.engine.context_tokens
-    return MAX_DOCUMENT_CHARS if context is None else window_chars(context, thinking_of(serving))
+    return MAX_DOCUMENT_CHARS if context is None else window_chars(context, choose_thinking(serving))
 
 
 def server_profile(config: NightConfig, settings: Settings) -> ServerProfile:

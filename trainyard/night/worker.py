@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainyard.errors import Conflict
-from trainyard.night.claim import claim_and_train, paused_in, waiting_markers
+from trainyard.night.claim import claim_and_train, waiting_markers, was_paused
 from trainyard.night.deps import NightDeps
 from trainyard.night.phases import BUSY
 from trainyard.night.report import TrainingReport
@@ -20,10 +20,10 @@ def poll(config: NightConfig, world: NightDeps) -> list[TrainingReport]:
 
     A marker whose budget ended, or that failed, is left alone until the next date.
     """
-    run = config.window.date_of(world.clock.now())
+    run = config.window.find_date(world.clock.now())
     reports = []
     for marker in waiting_markers(world, config.tenant):
-        if paused_in(world, marker, run):
+        if was_paused(world, marker, run):
             continue
         try:
             with world.alone(marker.name):

@@ -10,7 +10,7 @@ from pydantic import Field
 from trainyard.operations.base import Nothing, Request
 from trainyard.operations.fields import Argument
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
+from trainyard.operations.tables import format_table
 
 if TYPE_CHECKING:
     from trainyard.app.access.audit import AuditCheck, AuditRow, AuditRows
@@ -49,7 +49,7 @@ class RevokeTokenInput(Request):
 HEADER = ("name", "scope", "tenant", "expires", "")
 
 
-def shown_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
 
 
@@ -58,18 +58,20 @@ def token_row(token: Token) -> tuple[str, ...]:
         token.name,
         token.scope.value,
         token.tenant or "all",
-        shown_time(token.expires),
+        format_time(token.expires),
         "" if token.valid else "not valid",
     )
 
 
 def new_token_text(new_token: NewToken) -> str:
-    return f"{table([token_row(new_token)], HEADER)}\n\n{new_token.token}\n\nKeep it now: it is not shown again."
+    return f"{format_table([token_row(new_token)], HEADER)}\n\n{new_token.token}\n\nKeep it now: it is not shown again."
 
 
 def tokens_text(token_list: TokenList) -> str:
     return (
-        table([token_row(token) for token in token_list.tokens], HEADER) if token_list.tokens else "There is no token."
+        format_table([token_row(token) for token in token_list.tokens], HEADER)
+        if token_list.tokens
+        else "There is no token."
     )
 
 
@@ -80,24 +82,24 @@ def revoked_text(token: Token) -> str:
 def audit_text(audit_rows: AuditRows) -> str:
     rows = [
         (
-            shown_time(entry.time),
+            format_time(entry.time),
             entry.caller,
             entry.tenant or "-",
             entry.surface,
             entry.operation,
-            outcome_of(entry),
-            aim_of(entry),
+            format_outcome(entry),
+            format_aim(entry),
         )
         for entry in audit_rows.entries
     ]
-    return table(rows, ("time (UTC)", "caller", "tenant", "surface", "operation", "outcome", "about"))
+    return format_table(rows, ("time (UTC)", "caller", "tenant", "surface", "operation", "outcome", "about"))
 
 
-def outcome_of(audit_row: AuditRow) -> str:
+def format_outcome(audit_row: AuditRow) -> str:
     return f"{audit_row.outcome} {audit_row.code}".strip()
 
 
-def aim_of(audit_row: AuditRow) -> str:
+def format_aim(audit_row: AuditRow) -> str:
     return " ".join(f"{name}={value}" for name, value in audit_row.targets.items())
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from trainyard.operations.base import Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import next_lines, table
+from trainyard.operations.tables import format_table, next_lines
 from trainyard.serve.conversion.architectures import Layout
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def adapters_text(result: AdapterRows) -> str:
     if not result.rows:
         return "no adapters yet"
     header = list(result.rows[0])
-    return table([[str(row[key]) for key in header] for row in result.rows], header)
+    return format_table([[str(row[key]) for key in header] for row in result.rows], header)
 
 
 def registered_text(result: Registered) -> str:
@@ -181,13 +181,13 @@ def promotion_text(result: Promotion) -> str:
         return f"{result.version} is live already; nothing was changed"
     lines = [f"{result.version} is live (before: {result.previous or 'nothing'})"]
     lines += [
-        f"  {target['type']}{' at ' + target['url'] if target['url'] else ''}{merged_words(target.get('merged'))}"
+        f"  {target['type']}{' at ' + target['url'] if target['url'] else ''}{format_merged(target.get('merged'))}"
         for target in result.targets
     ]
     return "\n".join([*lines, *(f"warning: {warning}" for warning in result.warnings)])
 
 
-def merged_words(merged: Mapping[str, object] | None) -> str:
+def format_merged(merged: Mapping[str, object] | None) -> str:
     """Return where the merged model of a target is, and how far its logits are from base plus adapter."""
     if merged is None:
         return ""

@@ -11,7 +11,7 @@ from pydantic import Field
 from trainyard.operations.base import Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import json_text, table
+from trainyard.operations.tables import format_table, json_text
 from trainyard.spec.axes.data import Port
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class EvaluationInput(Request):
 SHORT = 8
 
 
-def when_text(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
@@ -76,15 +76,15 @@ def artifacts_text(result: ArtifactList) -> str:
     if not result.artifacts:
         return "no results yet"
     rows = [
-        (when_text(artifact.ended), artifact.run_id[:SHORT], artifact.run_name, artifact.node, artifact.port.value,
-         "" if artifact.rows is None else f"{artifact.rows:,}", f"{artifact.bytes:,}", state_of(artifact))
+        (format_time(artifact.ended), artifact.run_id[:SHORT], artifact.run_name, artifact.node, artifact.port.value,
+         "" if artifact.rows is None else f"{artifact.rows:,}", f"{artifact.bytes:,}", format_state(artifact))
         for artifact in result.artifacts
     ]  # fmt: skip
     more = f"\nmore: --cursor {result.next}" if result.next else ""
-    return table(rows, ("ended", "run", "chain", "node", "port", "rows", "bytes", "")) + more
+    return format_table(rows, ("ended", "run", "chain", "node", "port", "rows", "bytes", "")) + more
 
 
-def state_of(artifact: Any) -> str:
+def format_state(artifact: Any) -> str:
     if artifact.problem:
         return "cannot be read"
     return ("reused" if artifact.reused else "") if artifact.available else "removed"
@@ -107,21 +107,21 @@ def evaluations_text(result: EvaluationList) -> str:
         return "no evaluations yet"
     rows = [
         (
-            when_text(evaluation.ended),
+            format_time(evaluation.ended),
             evaluation.run_id[:SHORT],
             evaluation.run_name,
             evaluation.node,
-            verdict_of(evaluation),
+            format_verdict(evaluation),
             evaluation.primary,
             interval_words(evaluation.improvement),
         )
         for evaluation in result.evaluations
     ]
     more = f"\nmore: --cursor {result.next}" if result.next else ""
-    return table(rows, ("ended", "run", "chain", "node", "verdict", "primary", "improvement")) + more
+    return format_table(rows, ("ended", "run", "chain", "node", "verdict", "primary", "improvement")) + more
 
 
-def verdict_of(evaluation: Any) -> str:
+def format_verdict(evaluation: Any) -> str:
     if evaluation.better is None:
         return "removed"
     if evaluation.few_rows:
@@ -135,20 +135,20 @@ def interval_words(interval: Any) -> str:
     return f"{interval.mean:+.4f}" + ("" if interval.low is None else f" [{interval.low:+.4f}, {interval.high:+.4f}]")
 
 
-def number_of(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
 def evaluation_text(result: Evaluation) -> str:
     """Return the verdict, then a line for each benchmark, then the notes."""
-    head = f"{verdict_of(result)}: adapter {result.adapter_sha256[:12]} on {result.base_model}, by {result.primary}"
+    head = f"{format_verdict(result)}: adapter {result.adapter_sha256[:12]} on {result.base_model}, by {result.primary}"
     head += f", compared with {result.baseline}" + (f" and {result.live}, which is live" if result.live else "")
     rows: list[tuple[str, ...]] = [
         (
             f"{benchmark.name}/{benchmark.set}",
             f"{benchmark.rows:,}",
-            number_of(benchmark.baseline),
-            number_of(benchmark.candidate),
+            format_number(benchmark.baseline),
+            format_number(benchmark.candidate),
             interval_words(benchmark.improvement),
             f"{benchmark.flips.better} / {benchmark.flips.worse} / {benchmark.flips.equal}",
         )
@@ -158,10 +158,10 @@ def evaluation_text(result: Evaluation) -> str:
     if any(benchmark.control is not None for benchmark in result.benchmarks):
         header = (*header, "control", "better than control by")
         rows = [
-            (*row, number_of(benchmark.control), interval_words(benchmark.vs_control) if benchmark.vs_control else "")
-            for row, benchmark in zip(rows, result.benchmarks, strict=True)
+            (*row, format_number(item.control), interval_words(item.vs_control) if item.vs_control else "")
+            for row, item in zip(rows, result.benchmarks, strict=True)
         ]
-    lines = [head, table(rows, header), *result.gate.reasons, *result.gate.cautions, *result.notes]
+    lines = [head, format_table(rows, header), *result.gate.reasons, *result.gate.cautions, *result.notes]
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from trainyard.operations.base import Nothing, Parameters, Request
 from trainyard.operations.chains import PARAMETERS, ChainText, run_text
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
+from trainyard.operations.tables import format_table
 from trainyard.spec.axes.backends import BackendName, Installable
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
@@ -96,7 +96,9 @@ def renderers_text(result: Any) -> str:
          row.sha256[:12])
         for row in result.rows
     ]  # fmt: skip
-    return "\n".join([table(rows, header), *(f"{row.template}: {row.problem}" for row in result.rows if row.problem)])
+    return "\n".join(
+        [format_table(rows, header), *(f"{row.template}: {row.problem}" for row in result.rows if row.problem)]
+    )
 
 
 def proof_text(result: Any) -> str:
@@ -108,7 +110,7 @@ def proof_text(result: Any) -> str:
         for cell in result.cells
     ]  # fmt: skip
     identical = sum(cell.identical for cell in result.cells)
-    return f"{table(rows, header)}\n{identical} of {len(result.cells)} identical in {result.seconds:.0f} s"
+    return f"{format_table(rows, header)}\n{identical} of {len(result.cells)} identical in {result.seconds:.0f} s"
 
 
 def backends_text(result: BackendTable) -> str:
@@ -122,13 +124,13 @@ def backends_text(result: BackendTable) -> str:
         f"{row.name.value}: installation {row.installation.state}: {row.installation.lines[-1]}"
         for row in result.rows if row.installation and row.installation.lines
     ]  # fmt: skip
-    return "\n".join([table(rows, ("backend", "state", "version", "imports", "computes on")), *notes])
+    return "\n".join([format_table(rows, ("backend", "state", "version", "imports", "computes on")), *notes])
 
 
 def scripts_text(result: TrainingScriptList) -> str:
     rows = [(script.name, f"{script.bytes:,}", script.sha256[:12]) for script in result.scripts]
     state = "chains may run them" if result.can_run else "switched off: set allow_scripts = true in trainyard.toml"
-    return f"{table(rows, ('script', 'bytes', 'sha256'))}\n{result.folder}: {state}"
+    return f"{format_table(rows, ('script', 'bytes', 'sha256'))}\n{result.folder}: {state}"
 
 
 def script_text(result: TrainingScriptText) -> str:
@@ -154,18 +156,18 @@ def gpus_text(result: GpuList) -> str:
             str(gpu.index),
             gpu.name,
             f"{gpu.memory_used_mb:,} / {gpu.memory_total_mb:,}",
-            shown(gpu.utilization_gpu, "%"),
-            shown(gpu.temperature_c, " °C"),
-            shown(gpu.power_draw_w, " W"),
-            shown(gpu.clock_graphics_mhz, " MHz"),
+            format_value(gpu.utilization_gpu, "%"),
+            format_value(gpu.temperature_c, " °C"),
+            format_value(gpu.power_draw_w, " W"),
+            format_value(gpu.clock_graphics_mhz, " MHz"),
         )
         for gpu in result.gpus
     ]
-    lines = [table(rows, ("gpu", "name", "MiB used", "load", "temperature", "power", "clock"))]
+    lines = [format_table(rows, ("gpu", "name", "MiB used", "load", "temperature", "power", "clock"))]
     for gpu in result.gpus:
         for process in gpu.processes:
             lines.append(
-                f"gpu {gpu.index}: {process.job or 'no job'}, {shown(process.memory_mb, ' MiB')}, "
+                f"gpu {gpu.index}: {process.job or 'no job'}, {format_value(process.memory_mb, ' MiB')}, "
                 f"pids {list(process.pids)}"
             )
     versions = {"driver": result.driver_version, "CUDA": result.cuda_version}
@@ -184,7 +186,7 @@ def machine_lines(machine: Any) -> list[str]:
     return lines + [f"  {job.job}: {job.memory_mb:,} MiB, {job.processes} processes" for job in machine.jobs]
 
 
-def shown(value: float | None, unit: str) -> str:
+def format_value(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{value:,}{unit}"
 
 
@@ -223,7 +225,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/scripts/{name}",
     ),
     "scripts save": Operation(
-        "Write a training script of this home, if it is valid Python and nobody else was faster.",
+        "Write a training script of this home, if it is valid Python and was not changed meanwhile.",
         request=SaveScriptInput, run="app.scripts:save_script", text=saved_script_text, scope=ADMIN,
         example="trainyard scripts save mine train.py",
         route="PUT /api/v1/scripts/{name}",

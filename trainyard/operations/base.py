@@ -1,4 +1,4 @@
-"""What all requests are."""
+"""Base class of all requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainyard.operations.fields import Option
 
 
 class Request(BaseModel):
-    """What an operation takes. A misspelt field is an error.
+    """Request of an operation. A misspelt field is an error.
 
     As JSON, a NaN is written as such, and refused: as null it would mean that nothing was given.
     """

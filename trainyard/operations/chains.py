@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from trainyard.json_types import JsonObject
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.operations.base import Nothing, Parameters, Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import message_text, next_lines, paragraph, short_reason, table
+from trainyard.operations.tables import format_table, message_text, next_lines, paragraph, short_reason
 
 if TYPE_CHECKING:
     from trainyard.app.chains.describe import ShownSchema, TemplateRows
@@ -218,7 +218,7 @@ def check_text(result: CheckOutput) -> str:
 def node_table(nodes: Sequence[Any]) -> list[str]:
     """Return how the nodes ended, as one text; none where there are no nodes."""
     rows = [(node.id, node.state.value, f"{node.seconds:.1f}", short_reason(node.message)) for node in nodes]
-    return [table(rows, ("node", "state", "seconds", "result"))] if rows else []
+    return [format_table(rows, ("node", "state", "seconds", "result"))] if rows else []
 
 
 def run_text(result: Any) -> str:
@@ -234,7 +234,7 @@ def plan_text(result: ChainPlan) -> str:
     """Format the plan as a table, then each node's estimate with its basis, then the reasons against a run."""
     header = ("node", "type", "takes", "result", "rows", "tokens", "steps", "memory", "time")
     lines = [f"chain {result.chain}, digest {result.digest[:12]}, tenant {result.tenant}"]
-    lines.append(table([plan_row(node) for node in result.nodes], header))
+    lines.append(format_table([plan_row(node) for node in result.nodes], header))
     lines += [f"{decision.node}: {line}" for decision in result.decisions for line in decision.lines()]
     lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
     lines += [f"{node.id}: {choices_line(node.choices)}" for node in result.nodes if node.choices]
@@ -311,7 +311,7 @@ def file_line(file: Any) -> str:
 
 def key_lines(file: Any) -> list[str]:
     rows = [(row.status.value, row.key, row.value, row.ours, f"{row.because} {row.do}".strip()) for row in file.keys]
-    return [table(rows, ("", "key", "value", "here", "why"))]
+    return [format_table(rows, ("", "key", "value", "here", "why"))]
 
 
 def counts_text(counts: Any) -> str:
@@ -332,13 +332,13 @@ def templates_text(result: TemplateRows) -> str:
     """Return every template with its nodes, or one with its parameters."""
     rows = [(template.name, " → ".join(template.nodes), template.description) for template in result.templates]
     parts = [part for template in result.templates for part in section_texts(template.parameters)]
-    return "\n\n".join([table(rows, ("template", "nodes", "what it does")), *parts])
+    return "\n\n".join([format_table(rows, ("template", "nodes", "what it does")), *parts])
 
 
 def schema_text(result: ShownSchema) -> str:
     """Return the settings of a model, or where none was named, the names of all."""
     if not any(section.rows for section in result.sections):
-        return table([(section.path, section.text) for section in result.sections], ("name", "what it is"))
+        return format_table([(section.path, section.text) for section in result.sections], ("name", "what it is"))
     return "\n\n".join(section_texts(result.sections))
 
 
@@ -350,7 +350,7 @@ def section_texts(sections: Sequence[Any]) -> list[str]:
         text = " ".join(section.text.split())
         rows = [(row.name, row.type, row.limits, row.default, " ".join(row.text.split())) for row in section.rows]
         head = paragraph(f"{section.path}: {text}" if text else section.path)
-        section_texts.append("\n".join([head, table(rows, header)]))
+        section_texts.append("\n".join([head, format_table(rows, header)]))
     return section_texts
 
 
@@ -363,7 +363,7 @@ def stored_chains_text(result: ChainList) -> str:
         for chain in result.chains
     ]
     chains_table = (
-        table(rows, ("name", "id", "revision", "digest", "nodes", "tenant", "author")) if rows else "No chains."
+        format_table(rows, ("name", "id", "revision", "digest", "nodes", "tenant", "author")) if rows else "No chains."
     )
     rest = result.total - len(result.chains)
     return f"{chains_table}\n{len(rows)} of {result.total}" if rest else chains_table
@@ -386,7 +386,7 @@ def stored_chain_text(result: ChainDetail) -> str:
     if result.last_run is not None:
         last = result.last_run
         lines += [f"last run: {last.id}, revision {last.revision}, {last.state.value}"]
-    return "\n".join([*lines, table(rows, header), "", *body_lines(result.body)])
+    return "\n".join([*lines, format_table(rows, header), "", *body_lines(result.body)])
 
 
 def minute_text(when: float) -> str:
@@ -395,7 +395,7 @@ def minute_text(when: float) -> str:
 
 def body_lines(body: Any) -> list[str]:
     """Return a stored chain as its file has it."""
-    dump = load("yaml:safe_dump")
+    dump = load_object("yaml:safe_dump")
     return str(dump(body, sort_keys=False, allow_unicode=True)).rstrip().splitlines()
 
 
@@ -408,7 +408,7 @@ def chain_runs_text(result: RunsOfChain) -> str:
         (run.name, run.id, str(run.revision), f"{run.state.value} {run.detail}".strip(), f"{run.seconds:.1f}")
         for run in result.runs
     ]
-    return table(rows, ("run", "id", "revision", "state", "seconds")) if rows else f"{result.name} has no runs."
+    return format_table(rows, ("run", "id", "revision", "state", "seconds")) if rows else f"{result.name} has no runs."
 
 
 LONGEST_VALUE = 60
@@ -417,7 +417,7 @@ LONGEST_VALUE = 60
 def palette_text(result: Palette) -> str:
     rows = [(node.type, node.text) for node in result.nodes]
     ports = [(port.port.value, port.group) for port in result.ports]
-    return "\n\n".join([table(rows, ("node", "what it does")), table(ports, ("port", "group"))])
+    return "\n\n".join([format_table(rows, ("node", "what it does")), format_table(ports, ("port", "group"))])
 
 
 def expanded_text(result: ExpandedChain) -> str:
@@ -432,16 +432,16 @@ def links_text(result: LinkAnswers) -> str:
          f"{link.code}: {link.because} Instead: {link.instead}" if link.code else "")
         for link in result.links
     ]  # fmt: skip
-    return table(rows, ("from", "to", "may be linked", "why not")) if rows else f"{result.node} leads nowhere."
+    return format_table(rows, ("from", "to", "may be linked", "why not")) if rows else f"{result.node} leads nowhere."
 
 
 def difference_text(result: RevisionDiff) -> str:
-    rows = [(change.name, shown(change.before), shown(change.after)) for change in result.changes]
+    rows = [(change.name, format_value(change.before), format_value(change.after)) for change in result.changes]
     header = ("setting", f"revision {result.before}", f"revision {result.after}")
-    return table(rows, header) if rows else f"{result.name}: the revisions do not differ."
+    return format_table(rows, header) if rows else f"{result.name}: the revisions do not differ."
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     text = "-" if value is None else str(value)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
 
@@ -453,7 +453,9 @@ def nodes_text(result: Any) -> str:
         for node in result.nodes
     ]  # fmt: skip
     head = message_text(f"{result.name} ({result.id}): {result.state.value}. {result.message}")
-    return "\n".join([head, table(rows, ("node", "type", "state", "done", "seconds", "result"))]) if rows else head
+    return (
+        "\n".join([head, format_table(rows, ("node", "type", "state", "done", "seconds", "result"))]) if rows else head
+    )
 
 
 def node_text(result: Any) -> str:

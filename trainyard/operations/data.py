@@ -15,9 +15,9 @@ from trainyard.operations.backends import RenderersInput, renderers_text
 from trainyard.operations.base import Nothing, Request
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
+from trainyard.operations.tables import format_table
 from trainyard.spec.axes.data import DataFormat
-from trainyard.stores.metrics import in_time
+from trainyard.stores.metrics import format_duration
 
 if TYPE_CHECKING:
     from trainyard.app.data.listing import DataColumns, DataList, ModelList
@@ -104,7 +104,7 @@ def preview_text(result: DataPreview) -> str:
     rows += [["duplicates", f"{result.lengths.duplicates:,}"]] if result.lengths.duplicates else []
     rows += [[hidden_text(part), f"{number:,}"] for part, number in result.hidden.items()]
     rows += [[f"ignored key {key}", f"{number:,}"] for key, number in result.raw.ignored_keys.items()]
-    parts.append(table(rows, ("problem", "rows")) if rows else "nothing would be dropped, cut or ignored")
+    parts.append(format_table(rows, ("problem", "rows")) if rows else "nothing would be dropped, cut or ignored")
     if result.refusal:
         parts.append(result.refusal)
     if result.unreadable:
@@ -112,7 +112,7 @@ def preview_text(result: DataPreview) -> str:
             [document.source, document.reason, cut(document.detail), cut(document.text)]
             for document in result.unreadable
         ]
-        parts.append(table(bad, ("row", "reason", "detail", "text")))
+        parts.append(format_table(bad, ("row", "reason", "detail", "text")))
     return "\n\n".join([*parts, estimate_text(result)])
 
 
@@ -130,7 +130,9 @@ def generation_text(result: Any) -> str:
         f'coverage {generation.coverage:.0%}: {used}{rate}\nonly "what is it about": {generation.last_resort_share:.0%}'
     )
     if generation.kinds:
-        parts.append(table([[name, f"{count:,}"] for name, count in generation.kinds.items()], ("kind", "pairs")))
+        parts.append(
+            format_table([[name, f"{count:,}"] for name, count in generation.kinds.items()], ("kind", "pairs"))
+        )
     for example in generation.examples:
         parts.append(f"--- {example.source}, {example.kind}\nQ: {cut(example.question)}\nA: {cut(example.answer)}")
     if generation.documents_without_pairs:
@@ -172,7 +174,7 @@ def histogram_text(lengths: Any) -> str:
     ]
     share = f"{lengths.learned_share:.0%} of the tokens are learned"
     summary = f"mean {lengths.mean:,}, median {lengths.median:,}, longest {lengths.longest:,}; {share}"
-    return f"{table(rows, ('tokens', 'rows', ''))}\n{summary}"
+    return f"{format_table(rows, ('tokens', 'rows', ''))}\n{summary}"
 
 
 def estimate_text(result: Any) -> str:
@@ -181,7 +183,7 @@ def estimate_text(result: Any) -> str:
     about = "" if result.complete else "about "
     lines = [f"{about}{result.estimated_rows:,} rows, {about}{result.estimated_tokens:,} tokens an epoch"]
     if result.seconds is not None:
-        lines.append(f"stage {result.stage}, default settings: about {in_time(result.seconds)}; {result.basis}")
+        lines.append(f"stage {result.stage}, default settings: about {format_duration(result.seconds)}; {result.basis}")
     elif result.stage is not None:
         lines.append(f"stage {result.stage}, default settings: {result.basis}")
     else:
@@ -196,7 +198,7 @@ def cut(text: str) -> str:
 def query_text(result: Any) -> str:
     if not result.rows:
         return "no rows"
-    return table([tuple(str(value) for value in row.values()) for row in result.rows], tuple(result.rows[0]))
+    return format_table([tuple(str(value) for value in row.values()) for row in result.rows], tuple(result.rows[0]))
 
 
 def counts_text(result: Any) -> str:
@@ -219,7 +221,7 @@ def data_list_text(data_list: DataList) -> str:
         for entry in data_list.entries
     ]
     more = "" if data_list.complete else "\nThere are more: --limit shows them."
-    listed = table(rows, ("path", "kind", "bytes")) if rows else "There is no file that a chain may read."
+    listed = format_table(rows, ("path", "kind", "bytes")) if rows else "There is no file that a chain may read."
     return f"{listed}{more}\n\nRelative paths start in {data_list.start}."
 
 
@@ -234,7 +236,7 @@ def models_text(model_list: ModelList) -> str:
         )
         for model in model_list.models
     ]
-    return table(rows, ("name", "place", "bytes", ""))
+    return format_table(rows, ("name", "place", "bytes", ""))
 
 
 def uploaded_text(upload: UploadedFile) -> str:
@@ -254,7 +256,7 @@ def columns_text(file: DataColumns) -> str:
     if not file.columns:
         return f"{file.path} has no columns: its rows are documents or lines of text."
     rows = [[column.name, cut(column.example)] for column in file.columns]
-    return f"{table(rows, ('column', 'first value'))}\n\nfields: {', '.join(file.fields)}"
+    return f"{format_table(rows, ('column', 'first value'))}\n\nfields: {', '.join(file.fields)}"
 
 
 READ, RUN, ADMIN = Scope

@@ -1,4 +1,4 @@
-"""How the fields of a request read on a command line. Knows neither a command line library nor pydantic.
+"""Forms of a request's fields on a command line. Knows neither a command line library nor pydantic.
 
 A request is a frozen pydantic model in this folder. It is imported without numpy, pyarrow, torch, httpx and Prefect.
 The description of a field is the help of its option, its default is the option's default. What cannot be seen from the

@@ -12,7 +12,7 @@ from trainyard.operations.chains import PARAMETERS
 from trainyard.operations.data import counts_text, exported_text, query_text
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
+from trainyard.operations.tables import format_table
 
 if TYPE_CHECKING:
     from trainyard.app.graph import EntityList, Neighbors
@@ -56,7 +56,7 @@ def entities_text(result: EntityList) -> str:
         return "no such entity"
     rows = [(entity.kind, entity.name, entity.tenant, entity.key) for entity in result.entities]
     more = "" if result.next_offset is None else f"\nmore: --offset {result.next_offset}"
-    return table(rows, ("kind", "name", "tenant", "key")) + more
+    return format_table(rows, ("kind", "name", "tenant", "key")) + more
 
 
 def neighbors_text(result: Neighbors) -> str:

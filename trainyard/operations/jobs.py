@@ -24,12 +24,12 @@ from trainyard.operations.chains import (
 )
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import draw_curves, message_text, next_lines, short_reason, table
+from trainyard.operations.tables import draw_curves, format_table, message_text, next_lines, short_reason
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
-from trainyard.stores.live.job_ids import given_name
-from trainyard.stores.metrics import in_time
+from trainyard.stores.live.job_ids import find_given_name
+from trainyard.stores.metrics import format_duration
 
 if TYPE_CHECKING:
     from trainyard.app.chains.compare import Comparison
@@ -164,7 +164,7 @@ def jobs_text(result: JobList) -> str:
         rows.append([job.id, job.name, created, *labels, job_state(job), step, loss, f"{job.seconds:.0f}", message])
     label_names = ("group", "note") if is_labelled else ()
     header = ("id", "name", "created", *label_names, "state", "step", "loss", "seconds", "message")
-    lines = [table(rows, header) if rows else "no jobs yet", *age_line(result.as_of)]
+    lines = [format_table(rows, header) if rows else "no jobs yet", *age_line(result.as_of)]
     return "\n".join([*lines, f"more: --cursor {result.next}"] if result.next else lines)
 
 
@@ -201,16 +201,16 @@ def job_detail_text(result: JobDetail) -> str:
         lines.append(f"{training.node}: step {training.step} of {training.total_steps or '?'}{loss}{rate}{checkpoints}")
         lines.append(f"{training.node}: {training.folder}")
     lines += [f"{event.node}: warning: {event.text}" for event in result.divergence]
-    lines += [left_text(unfinished) for unfinished in result.left]
+    lines += [format_remaining(unfinished) for unfinished in result.left]
     return "\n".join([*lines, *node_table(result.nodes), *next_lines(result.next), *age_line(result.as_of)])
 
 
-def left_text(left: Any) -> str:
+def format_remaining(left: Any) -> str:
     """Return the time that a training has left, and how that is known."""
     if left.seconds is None:
         return f"{left.node}: its time is not known before its second step"
     basis = {"steps": "at the pace of its newest steps", "plan": "by the plan"}[left.basis]
-    return f"{left.node}: about {in_time(left.seconds)} left, {basis}"
+    return f"{left.node}: about {format_duration(left.seconds)} left, {basis}"
 
 
 def noted_text(job: Job) -> str:
@@ -245,7 +245,7 @@ def metrics_text(result: JobMetrics) -> str:
         names += [name for name in SOMETIMES if any(getattr(point, name) is not None for point in training.points)]
         steps = [(point.step, [getattr(point, name) for name in names]) for point in training.points]
         rows = [(str(step), *("-" if v is None else f"{v:.6g}" for v in values)) for step, values in steps]
-        parts.append(f"{training.node}\n{table(rows, ('step', *names))}")
+        parts.append(f"{training.node}\n{format_table(rows, ('step', *names))}")
     return "\n".join(parts)
 
 
@@ -262,7 +262,9 @@ def checkpoints_text(result: CheckpointList) -> str:
         ]
         for checkpoint in result.checkpoints
     ]
-    return table(rows, ("trainer", "checkpoint", "step", "bytes", "metric", "sha256")) if rows else "no checkpoints"
+    return (
+        format_table(rows, ("trainer", "checkpoint", "step", "bytes", "metric", "sha256")) if rows else "no checkpoints"
+    )
 
 
 def verified_text(result: VerifiedCheckpoints) -> str:
@@ -290,7 +292,7 @@ def provenance_text(result: Provenance) -> str:
     """
     lines = [f"chain {result.chain} {result.digest}" if result.digest else "it has not begun"]
     read = [(source.source, source.format, str(source.rows), source.sha256[:12]) for source in result.data]
-    lines += [table(read, ("source", "format", "rows", "sha256"))] if read else []
+    lines += [format_table(read, ("source", "format", "rows", "sha256"))] if read else []
     outputs = [
         (
             output.node,
@@ -302,7 +304,7 @@ def provenance_text(result: Provenance) -> str:
         )
         for output in result.results
     ]
-    lines += [table(outputs, ("node", "port", "rows", "sha256", "key", "result"))] if outputs else []
+    lines += [format_table(outputs, ("node", "port", "rows", "sha256", "key", "result"))] if outputs else []
     for training in result.trainings:
         lines.append(f"{training.node}: " + ", ".join(f"{name} {value}" for name, value in training.words.items()))
         lines += [f"  tokens: {counts_text(training.tokens)}"] if training.tokens else []
@@ -328,17 +330,17 @@ def comparison_text(result: Comparison) -> str:
     """Settings that differ, then of two trainings metrics, benchmarks, answers and, if wanted, the curves."""
     if not result.sides:
         rows = [[setting.name, *map(cell, setting.values)] for setting in result.settings]
-        settings = table(rows, ("setting", *result.jobs)) if rows else "their settings are the same"
+        settings = format_table(rows, ("setting", *result.jobs)) if rows else "their settings are the same"
         return f"{settings}\n\n{result.left_out}"
     first, second = names = side_names(result.sides)
     sides = [[name, side.name, side.state, side.adapter_sha256] for name, side in zip(names, result.sides, strict=True)]
-    parts = [table(sides, ("training", "run", "state", "adapter"))]
+    parts = [format_table(sides, ("training", "run", "state", "adapter"))]
     rows = [[setting.name, *map(cell, setting.values)] for setting in result.settings]
-    parts.append(table(rows, ("setting", first, second)) if rows else "No setting differs.")
-    parts.append(table([[metric.name, cell(metric.first), cell(metric.second)] for metric in result.metrics],
+    parts.append(format_table(rows, ("setting", first, second)) if rows else "No setting differs.")
+    parts.append(format_table([[metric.name, cell(metric.first), cell(metric.second)] for metric in result.metrics],
                        ("metric", first, second)))  # fmt: skip
     if result.benchmarks:
-        parts.append(table([benchmark_row(benchmark) for benchmark in result.benchmarks],
+        parts.append(format_table([benchmark_row(benchmark) for benchmark in result.benchmarks],
                            ("benchmark", first, second, "improvement", "better / worse / rows")))  # fmt: skip
     else:
         parts.append("No benchmark is in the reports of both.")
@@ -355,7 +357,7 @@ def comparison_text(result: Comparison) -> str:
 def side_names(sides: Sequence[Any]) -> list[str]:
     """Return a name for each of two trainings: that of its job, with the digest, the trainer or the run if needed."""
     trainers = len({side.trainer for side in sides}) > 1
-    for runs in ([given_name(side.name) for side in sides], [side.name for side in sides]):
+    for runs in ([find_given_name(side.name) for side in sides], [side.name for side in sides]):
         names = [f"{run}/{side.trainer}" if trainers else run for run, side in zip(runs, sides, strict=True)]
         if len(set(names)) == len(names) and len(set(runs)) == len({side.run for side in sides}):
             return names

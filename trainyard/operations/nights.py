@@ -11,7 +11,7 @@ from trainyard.night.report import NightReport, markdown
 from trainyard.operations.base import TENANT, Request, Tenant
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import json_text, table
+from trainyard.operations.tables import format_table, json_text
 from trainyard.testing.simulation import violation_lines
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ BUCKET = "A bucket of the config; default: the first of its kind."
 
 
 class NightInput(Request):
-    """Where the config comes from: a file, a preset, or TRAINYARD_HOME/nightly.yaml; else the defaults."""
+    """Source of the config: a file, a preset, or TRAINYARD_HOME/nightly.yaml; else the defaults."""
 
     config: Annotated[Path | None, Option(local=True)] = Field(None, description=CONFIG)
     preset: Annotated[str | None, Option(completes="night preset")] = Field(
@@ -117,7 +117,7 @@ def corpora_text(corpus_status: CorpusStatus) -> str:
          f"{bucket.duplicates:,}", f"{max(0, bucket.threshold - bucket.valid):,}")
         for bucket in corpus_status.buckets
     ]  # fmt: skip
-    return table(rows, ("bucket", "method", "role", "valid", "threshold", "invalid", "duplicates", "missing"))
+    return format_table(rows, ("bucket", "method", "role", "valid", "threshold", "invalid", "duplicates", "missing"))
 
 
 def nights_text(result: NightList) -> str:

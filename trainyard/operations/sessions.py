@@ -13,7 +13,7 @@ from trainyard.operations.base import Parameters, Request
 from trainyard.operations.chains import PARAMETERS
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
+from trainyard.operations.tables import format_table
 
 if TYPE_CHECKING:
     from trainyard.app.responses import Blob
@@ -63,7 +63,7 @@ class StepInput(VerbInput):
 
 
 class ZeroGradInput(VerbInput):
-    """Nothing but the session."""
+    """Request with the session alone."""
 
 
 class GenerateInput(VerbInput):
@@ -143,7 +143,7 @@ def sessions_text(result: SessionList) -> str:
         ]
         for session in result.sessions
     ]
-    return table(rows, ("id", "name", "state", "stage", "step", "op", "detail")) if rows else "no sessions yet"
+    return format_table(rows, ("id", "name", "state", "stage", "step", "op", "detail")) if rows else "no sessions yet"
 
 
 def session_text(result: SessionInfo) -> str:

@@ -15,7 +15,7 @@ from trainyard.operations.backends import ProveInput, proof_text
 from trainyard.operations.base import Nothing, Request
 from trainyard.operations.fields import Argument
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import table
+from trainyard.operations.tables import format_table
 
 if TYPE_CHECKING:
     from trainyard.app.stack.backup import BackedUp, Restored
@@ -76,7 +76,7 @@ def up_text(result: UpOutput) -> str:
         ("model server", result.embedded_url or "-"),
         ("home", result.home),
     ]
-    return table(rows, ("up", ""))
+    return format_table(rows, ("up", ""))
 
 
 def dashboard_text(result: DashboardLink) -> str:
@@ -93,7 +93,7 @@ def doctor_text(result: Diagnosis) -> str:
         for check in result.checks
     ]
     remedies = [f"{check.name}: {check.do}" for check in result.checks if not (check.ok or check.note)]
-    return "\n".join([table(rows, ("", "what", "found")), *remedies])
+    return "\n".join([format_table(rows, ("", "what", "found")), *remedies])
 
 
 def settings_text(result: MachineSettingList) -> str:
@@ -102,7 +102,7 @@ def settings_text(result: MachineSettingList) -> str:
         (setting.name, json.dumps(setting.value, ensure_ascii=False), setting.source)
         for setting in sorted(result.settings, key=lambda setting: setting.source == "default")
     ]
-    return f"{table(rows, ('setting', 'value', 'from'))}\nfile: {result.file}"
+    return f"{format_table(rows, ('setting', 'value', 'from'))}\nfile: {result.file}"
 
 
 def migration_text(result: Migration) -> str:
@@ -126,7 +126,7 @@ def gc_text(result: Collected) -> str:
         for item in items
         if item.kind is kind
     ]
-    lines = [table(rows, ("kind", "path", "bytes", "days", "why"))] if rows else []
+    lines = [format_table(rows, ("kind", "path", "bytes", "days", "why"))] if rows else []
     counts = ", ".join(f"{sum(item.kind is kind for item in items)} {kind}" for kind in kinds)
     lines.append(f"{verb}: {result.bytes:,} bytes ({counts})" if rows else f"nothing is older than {result.days} days")
     if result.open_runs:
@@ -178,9 +178,9 @@ def demo_text(result: DemoResult) -> str:
         f"{'right sentence quoted':<21}{quotes.questions:>3}{quotes.base:>8}{quotes.control:>9}{quotes.tuned:>8}"
         "   questions in unseen wording",
         "",
-        f"prompt     {one_line(result.prompt)}",
-        f"base       {one_line(result.base_answer)}",
-        f"tuned      {one_line(result.tuned_answer)}",
+        f"prompt     {to_one_line(result.prompt)}",
+        f"base       {to_one_line(result.base_answer)}",
+        f"tuned      {to_one_line(result.tuned_answer)}",
         "",
         f"adapter    {result.adapter}",
         f"run        {result.urls.run}",
@@ -193,7 +193,7 @@ def demo_text(result: DemoResult) -> str:
     return "\n".join(lines)
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= 160 else flat[:159] + "…"
 

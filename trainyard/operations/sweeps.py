@@ -13,7 +13,7 @@ from trainyard.operations.chains import (
 )
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import draw_lines, table
+from trainyard.operations.tables import draw_lines, format_table
 from trainyard.spec.axes.stages import EvalMetric
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def sweep_text(result: SweepReport) -> str:
         state = f"{trial.state.value}{mark}" + (f": {trial.code}" if trial.code else "")
         rows.append([str(trial.number), *values, rung, str(trial.steps), "-" if last is None else f"{last:.4f}", state])
     header = ("trial", *(path.rpartition(".")[2] for path in paths), "rung", "steps", result.metric, "state")
-    lines = [table(rows, header)] if rows else []
+    lines = [format_table(rows, header)] if rows else []
     if result.plot and rows:
         lines.append(draw_trials(result))
     return "\n".join([*lines, sweep_line(result)])

@@ -40,7 +40,7 @@ MODULES: dict[str, str] = {
 
 
 class Scope(StrEnum):
-    """What a caller has to be allowed to do: the scope that a token of the API needs. Each contains those before it."""
+    """Permission that an operation requires: the scope that a token of the API needs. Each contains those before it."""
 
     READ = "read"
     """Look at something; nothing is started or changed."""
@@ -52,7 +52,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkFacts:
-    """How an operation is reached over a network, and by whom."""
+    """Route of an operation over a network, and the scope that it requires."""
 
     route: str = ""
     """`METHOD /path/{field}` of the REST API; default: POST on the operation's words below /api/v1."""
@@ -84,7 +84,7 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class Operation(NetworkFacts):
-    """One verb of the product."""
+    """Operation of the product, a row of the table."""
 
     summary: str
     """One sentence: the help of the command, and the line in the manual."""
@@ -105,7 +105,7 @@ class Operation(NetworkFacts):
 
 
 @cache
-def rows_of(word: str) -> Mapping[str, Operation]:
+def list_rows(word: str) -> Mapping[str, Operation]:
     """Return the rows whose first word is `word`; none for a word that no operation has."""
     if word not in MODULES:
         return {}
@@ -126,7 +126,7 @@ class OperationTable(Mapping[str, Operation]):
     """Name -> row of every operation; names are known without their rows, and a row imports its resource."""
 
     def __getitem__(self, name: str) -> Operation:
-        return rows_of(name.partition(" ")[0])[name]
+        return list_rows(name.partition(" ")[0])[name]
 
     def __contains__(self, name: object) -> bool:
         return name in read_summaries()
@@ -147,7 +147,7 @@ def group_lines() -> dict[str, str]:
     return {word: entry.line for word, entry in WORDS.items() if word not in OPERATIONS}
 
 
-def route_of(name: str) -> tuple[str, str]:
+def find_route(name: str) -> tuple[str, str]:
     """Return the method and the path of an operation in REST, such as `("GET", "/api/v1/jobs/{job}")`."""
     method, _, path = (OPERATIONS[name].route or f"POST {API}/{name.replace(' ', '/')}").partition(" ")
     return method, path

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainyard.errors import TrainyardError
-from trainyard.loading import load
+from trainyard.loading import load_object
 
 GAP = 2
 LEAST = 16
@@ -45,7 +45,7 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+def format_table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     """Return columns padded with spaces, which cut and grep work on; on a terminal, fitted to its width."""
     texts = [[str(cell) for cell in row] for row in rows]
     widths = natural_widths(texts, header)
@@ -68,7 +68,7 @@ def natural_widths(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list
 
 def cell_width(text: str) -> int:
     """Columns that a text takes, of which some characters have two."""
-    return len(text) if text.isascii() else int(load("rich.cells:cell_len")(text))
+    return len(text) if text.isascii() else int(load_object("rich.cells:cell_len")(text))
 
 
 def total_width(widths: Sequence[int]) -> int:
@@ -79,7 +79,7 @@ def fit_table(rows: Sequence[Sequence[str]], header: Sequence[str], columns: int
     """Wrap texts; where that is not enough leave columns out; where that is not enough, write a block for each row."""
     visible, left_out = [*range(len(header))], []
     widths = natural_widths(rows, header)
-    least = [least_width(header[at], [row[at] for row in rows], widths[at]) for at in visible]
+    least = [minimum_width(header[at], [row[at] for row in rows], widths[at]) for at in visible]
     for name in SPARE:
         if total_width([least[at] for at in visible]) <= columns or len(visible) == 1:
             break
@@ -93,7 +93,7 @@ def fit_table(rows: Sequence[Sequence[str]], header: Sequence[str], columns: int
     return f"{text}\n(left out for the width: {', '.join(left_out)})" if left_out else text
 
 
-def least_width(name: str, cells: Sequence[str], natural: int) -> int:
+def minimum_width(name: str, cells: Sequence[str], natural: int) -> int:
     """Width below which a column must not be: its own for what is copied, else that of its words."""
     if name in WHOLE or natural <= LEAST:
         return natural
@@ -113,13 +113,13 @@ def shrink(widths: list[int], least: Sequence[int], columns: int) -> list[int]:
 
 def draw(rows: Sequence[Sequence[str]], header: Sequence[str], widths: Sequence[int]) -> str:
     """Return a table whose cells are wrapped at the borders of words."""
-    console = load("rich.console:Console")(
+    console = load_object("rich.console:Console")(
         file=io.StringIO(), width=total_width(widths), highlight=False, color_system=None, force_terminal=False
     )
-    grid = load("rich.table:Table").grid(padding=(0, GAP, 0, 0))
+    grid = load_object("rich.table:Table").grid(padding=(0, GAP, 0, 0))
     for width in widths:
         grid.add_column(width=width, overflow="fold")
-    plain = load("rich.text:Text")
+    plain = load_object("rich.text:Text")
     for row in [header, *rows]:
         grid.add_row(*map(plain, row))
     console.print(grid)
@@ -149,7 +149,7 @@ MARKS = ((None, "o"), ("+", "x"))
 
 def draw_curves(curves: Mapping[str, Sequence[Any]]) -> str:
     """Draw losses and evaluation losses by step; `curves` is name -> points."""
-    canvas = load("plotille:Figure")()
+    canvas = load_object("plotille:Figure")()
     canvas.width, canvas.height = min(WIDEST, shutil.get_terminal_size().columns) - TICKS - 4, HEIGHT
     canvas.with_colors, canvas.x_label, canvas.y_label = sys.stdout.isatty() and len(curves) > 1, "step", "loss"
     canvas.x_ticks_fkt, canvas.y_ticks_fkt = lambda low, _: f"{low:.0f}", lambda low, _: f"{low:.4g}"
@@ -178,7 +178,7 @@ def fit_height(canvas: Any, values: Sequence[float]) -> None:
 
 def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> str:
     """Draw lines of (x, y) pairs in one picture; those that are not finite are left out."""
-    canvas = load("plotille:Figure")()
+    canvas = load_object("plotille:Figure")()
     canvas.width, canvas.height = min(WIDEST, shutil.get_terminal_size().columns) - TICKS - 4, HEIGHT
     canvas.with_colors, canvas.x_label, canvas.y_label = sys.stdout.isatty(), x, y
     canvas.x_ticks_fkt, canvas.y_ticks_fkt = lambda low, _: f"{low:.0f}", lambda low, _: f"{low:.4g}"

@@ -34,7 +34,7 @@ FAILED = tuple(f"prefect.flow-run.{word}" for word in ("Failed", "Crashed", "Tim
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert: the events that send it, and its two texts as Jinja templates."""
+    """An alert: the events that send it, and its two texts as Jinja templates."""
 
     name: str
     events: tuple[str, ...]

@@ -34,7 +34,7 @@ from trainyard.prefect_api.server import DISK_LOW, GPU_PRESSURE, NO_SUCCESS, cli
 from trainyard.prefect_api.states import SKIPPED
 from trainyard.settings import Settings
 from trainyard.stores.files import lacking_space
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 BYTES_PER_MIB = 1 << 20
@@ -151,7 +151,7 @@ class NightWatch:
                     messages.append(f"no night of {deployment.name} succeeded by {due:%Y-%m-%d %H:%M} ({zone})")
                 judged[str(deployment.id)] = due.isoformat()
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_json_durably(self.path, versioned("night-watch", judged))
+                write_json_durably(self.path, add_version("night-watch", judged))
         self.looked = now
         return messages
 

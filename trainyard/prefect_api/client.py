@@ -36,8 +36,8 @@ class PrefectRuns:
     def select_ended(self, run_ids: Iterable[str]) -> set[str]:
         return listing.select_ended(run_ids)
 
-    def deployment_of(self, run_id: str) -> str:
-        return listing.deployment_of(run_id)
+    def find_deployment(self, run_id: str) -> str:
+        return listing.find_deployment(run_id)
 
     def state_of_run(self, run_id: str) -> JobState:
         return operating.state_of_run(run_id)

@@ -1,4 +1,4 @@
-"""Whether a run that is running should continue."""
+"""Desired state of a running run: whether it should continue."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def make_state_reader(run_id: str, *, first_after_s: float = 0.0) -> Callable[[]
         interrupted = INTERRUPTED.is_set() and not asked_after_interrupt
         if interrupted or time.monotonic() - asked_at >= WANTED_EVERY_S:
             asked_at, asked_after_interrupt = time.monotonic(), INTERRUPTED.is_set()
-            state = state_now(run_id)
+            state = read_state(run_id)
             answer = answer if state is None else WANTED.get(state.type, DesiredState.RUN)
         return DesiredState.PREEMPT if answer is DesiredState.RUN and INTERRUPTED.is_set() else answer
 
     return read_desired_state
 
 
-def state_now(run_id: str) -> State | None:
+def read_state(run_id: str) -> State | None:
     """Return the run's state by one quick question; None if the server is away or does not know the run."""
     try:
         answer = asker(str(prefect_settings.PREFECT_API_URL.value()).rstrip("/")).get(f"/flow_runs/{run_id}")

@@ -67,7 +67,7 @@ class CountedCredentials:
         try:
             self.wrong.require_patience(address)
         except TooMany as error:
-            return await refuse_for_now(scope, receive, send, error)
+            return await refuse_too_many(scope, receive, send, error)
         await self.app(scope, add_deadline(scope, receive), self.counting(address, scope, send))
 
     def counting(self, address: str, scope: Scope, send: Send) -> Send:
@@ -83,7 +83,7 @@ class CountedCredentials:
         return sending
 
 
-async def refuse_for_now(scope: Scope, receive: Receive, send: Send, error: TooMany) -> None:
+async def refuse_too_many(scope: Scope, receive: Receive, send: Send, error: TooMany) -> None:
     """Answer in place of Prefect, without a look at the credentials."""
     if scope["type"] == "websocket":
         await receive()

@@ -15,18 +15,18 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.exceptions import ObjectNotFound
 
-from trainyard.app.jobs.logs import PLANNED, text_of
+from trainyard.app.jobs.logs import PLANNED, strip_traceback
 from trainyard.app.live.trainings import add_chain_facts
 from trainyard.app.names import require_single
 from trainyard.app.runs import LogRow
 from trainyard.json_types import JsonObject
-from trainyard.prefect_api.operating import process_of
+from trainyard.prefect_api.operating import find_process
 from trainyard.prefect_api.server import client
 from trainyard.prefect_api.states import run_state, waits_for_trainer
 from trainyard.prefect_api.watching import run_url
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, RUN_ID, name_run, read_facts, select_meant
-from trainyard.stores.live.job_index import JobPage, JobQuery, page_of, place_of
+from trainyard.stores.live.job_index import JobPage, JobQuery, build_page, sort_key
 
 PAGE = 200
 """Rows that the server gives at once, at most."""
@@ -44,7 +44,7 @@ def read_pages(read: Callable[..., Sequence[Any]], offset: int = 0, **filters: A
         offset += PAGE
 
 
-def jobs_of(prefect: SyncPrefectClient, *tags: str) -> Iterator[FlowRun]:
+def read_job_runs(prefect: SyncPrefectClient, *tags: str) -> Iterator[FlowRun]:
     """Return every run with a trainer that has these tags, too, the newest first."""
     run_filter = FlowRunFilter.model_validate({"tags": {"all_": [JOB_TAG, *tags]}})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
@@ -67,15 +67,15 @@ def select_jobs(query: JobQuery, runs: Path) -> JobPage:
     """
     rows: list[JsonObject] = []
     with client() as prefect:
-        for run in jobs_of(prefect):
+        for run in read_job_runs(prefect):
             due = stamp(run.expected_start_time)
             if len(rows) > query.limit and due is not None and due < (rows[-1]["created"] or 0.0) - SLACK_S:
                 break
-            row = row_of(run, str(prefect.api_url))
+            row = build_row(run, str(prefect.api_url))
             row = row if row["backend"] else add_chain_facts(row, runs / row["run_id"])
             if query.accepts(row):
-                rows = sorted([*rows, row], key=place_of, reverse=True)[: query.limit + 1]
-    return page_of(rows, query.limit)
+                rows = sorted([*rows, row], key=sort_key, reverse=True)[: query.limit + 1]
+    return build_page(rows, query.limit)
 
 
 def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[JsonObject]:
@@ -85,7 +85,7 @@ def list_tagged(tag: str, limit: int | None = None, offset: int = 0) -> list[Jso
     with client() as prefect:
         runs = islice(read_pages(prefect.read_flow_runs, offset, flow_run_filter=run_filter, sort=newest), limit)
         return [
-            {**row_of(run, str(prefect.api_url)), "ended": run.state is not None and run.state.is_final()}
+            {**build_row(run, str(prefect.api_url)), "ended": run.state is not None and run.state.is_final()}
             for run in runs
         ]
 
@@ -108,11 +108,13 @@ def find_job(name: str, tenant: str = "") -> JsonObject:
     Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
     """
     with client() as prefect:
-        rows = [row for run in candidates(prefect, name) if belongs(row := row_of(run, str(prefect.api_url)), tenant)]
+        rows = [
+            row for run in candidates(prefect, name) if belongs(row := build_row(run, str(prefect.api_url)), tenant)
+        ]
     return require_single(rows, name)
 
 
-def deployment_of(run_id: str) -> str:
+def find_deployment(run_id: str) -> str:
     """Return the deployment that a run was started by: `qa-pipeline/local`; empty where that is not there any more."""
     with client() as prefect:
         run = prefect.read_flow_run(UUID(run_id))
@@ -135,16 +137,16 @@ def candidates(prefect: SyncPrefectClient, name: str) -> Iterator[FlowRun]:
     """Yield the runs that a user may mean by a word."""
     if RUN_ID.fullmatch(name.lower()):
         yield from prefect.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [name]}}))
-    elif JOB_ID.fullmatch(name) and (tagged := list(jobs_of(prefect, name))):
+    elif JOB_ID.fullmatch(name) and (tagged := list(read_job_runs(prefect, name))):
         yield from tagged
     else:
-        yield from select_meant(name, list(jobs_of(prefect)), lambda run: (str(run.id), run.name, run.tags))
+        yield from select_meant(name, list(read_job_runs(prefect)), lambda run: (str(run.id), run.name, run.tags))
 
 
-def row_of(run: FlowRun, api_url: str) -> JsonObject:
+def build_row(run: FlowRun, api_url: str) -> JsonObject:
     """Return one job as a list shows it. A paused run whose process lives is still *pausing*."""
     state, detail = run_state(run.state)
-    process = process_of(run) if state in (JobState.RUNNING, JobState.PAUSED) else None
+    process = find_process(run) if state in (JobState.RUNNING, JobState.PAUSED) else None
     if state is JobState.PAUSED and process is not None:
         detail = "pausing"
     return {
@@ -178,4 +180,7 @@ def read_log(run_id: str, offset: int = 0, most: int | None = None) -> list[LogR
     with client() as prefect:
         every = read_pages(prefect.read_logs, offset, log_filter=log_filter, sort=LogSort.TIMESTAMP_ASC)
         lines = islice(every, most)
-        return [LogRow(time=line.timestamp.timestamp(), level=line.level, text=text_of(line.message)) for line in lines]
+        return [
+            LogRow(time=line.timestamp.timestamp(), level=line.level, text=strip_traceback(line.message))
+            for line in lines
+        ]

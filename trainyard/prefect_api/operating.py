@@ -21,7 +21,7 @@ from prefect.states import Cancelled, Cancelling, Crashed, Scheduled, Suspended
 
 from trainyard.app.jobs.logs import WORKER_LABEL, live_process
 from trainyard.app.run_records import RunRecord, read_result
-from trainyard.app.training_logs import TrainingLogs, find_left_trainings, made_no_progress
+from trainyard.app.training_logs import TrainingLogs, find_left_trainings, has_no_progress
 from trainyard.errors import Conflict, NotFound
 from trainyard.prefect_api.server import client
 from trainyard.prefect_api.states import build_completed, build_preempted, describe_state, run_state, waits_for_trainer
@@ -64,7 +64,7 @@ def refusal_error(run: FlowRun, verb: str, do: str) -> Conflict:
     )
 
 
-def id_of(run: FlowRun) -> str:
+def find_id(run: FlowRun) -> str:
     """Return what names a run to users: the job's id, or the run's own where no trainer is part of it."""
     return name_run(str(run.id), run.tags)
 
@@ -89,7 +89,7 @@ def pause_run(run_id: str) -> FlowRun:
 def pausing_advice(run: FlowRun) -> str:
     kind = run.state.type if run.state else None
     if kind is StateType.PAUSED:
-        return f"`trainyard jobs resume {id_of(run)}` continues it."
+        return f"`trainyard jobs resume {find_id(run)}` continues it."
     if kind in (StateType.SCHEDULED, StateType.PENDING, None):
         return "Wait until it runs, or cancel it."
     return "Only a run that runs can be paused."
@@ -132,7 +132,7 @@ def continue_unless_running(run_id: str, settings: Settings) -> str:
     kind = run.state.type if run.state else None
     if kind is StateType.COMPLETED:
         return "completed"
-    if kind is StateType.RUNNING and run.infrastructure_pid and process_of(run) is None:
+    if kind is StateType.RUNNING and run.infrastructure_pid and find_process(run) is None:
         write_end_state(run, settings)  # its process was killed, and nobody has noticed yet
         kind = StateType.CRASHED
     if kind in (*ENDED, StateType.PAUSED):
@@ -144,7 +144,7 @@ def continue_unless_running(run_id: str, settings: Settings) -> str:
 def require_gone(run: FlowRun) -> None:
     """Wait for the process of a paused run to end. Raises `Conflict` (`E-JOB-STATE`) if it takes too long."""
     deadline = time.monotonic() + LEAVING_S
-    while (process := process_of(run)) is not None:
+    while (process := find_process(run)) is not None:
         if time.monotonic() > deadline:
             raise Conflict(
                 f"The run {run.name} is still pausing: its process {process.pid} has not ended.",
@@ -191,7 +191,7 @@ def cancel_run(run_id: str) -> FlowRun:
             raise refusal_error(run, "cancelled", "It is on its way: its training saves first.")
         if run.state is not None and run.state.is_final():
             raise refusal_error(run, "cancelled", "There is nothing left to end.")
-        waits = kind in (StateType.SCHEDULED, StateType.PAUSED, None) and process_of(run) is None
+        waits = kind in (StateType.SCHEDULED, StateType.PAUSED, None) and find_process(run) is None
         if waits:
             was = "it was paused" if kind is StateType.PAUSED else "nothing of it ran"
             prefect.set_flow_run_state(run.id, Cancelled(message=f"cancelled while {was}"), force=True)
@@ -219,7 +219,7 @@ def crash_dead_runs(settings: Settings, worker_name: str) -> list[str]:
 
 def list_dead_runs(settings: Settings, worker_name: str, states: list[StateType]) -> list[FlowRun]:
     """Runs of this host that are in one of the states and have no process."""
-    return [run for run in list_runs(settings, worker_name, states) if not process_of(run)]
+    return [run for run in list_runs(settings, worker_name, states) if not find_process(run)]
 
 
 def list_never_started(settings: Settings, worker_name: str) -> list[FlowRun]:
@@ -230,7 +230,7 @@ def list_never_started(settings: Settings, worker_name: str) -> list[FlowRun]:
     """
     limit = datetime.now(UTC) - STARTING
     runs = [run for run in runs_of_pool(settings, [StateType.PENDING]) if run.state and run.state.timestamp < limit]
-    return [run for run in runs if run.labels.get(WORKER_LABEL, worker_name) == worker_name and not process_of(run)]
+    return [run for run in runs if run.labels.get(WORKER_LABEL, worker_name) == worker_name and not find_process(run)]
 
 
 def schedule_again(run: FlowRun) -> None:
@@ -269,15 +269,17 @@ def write_end_state(run: FlowRun, settings: Settings) -> None:
         state = build_completed(result)
     elif run.state is not None and run.state.type is StateType.CANCELLING:
         state = Cancelled(message="Its process ended before it could save; the last checkpoint is kept.")
-    elif left and not made_no_progress(folder):
+    elif left and not has_no_progress(folder):
         state = build_preempted(note_preemption(folder, left), after_s=0)
     else:
-        state = Crashed(message=f"Its process ended. Next: `trainyard jobs resume {id_of(run)} --watch` continues it.")
+        state = Crashed(
+            message=f"Its process ended. Next: `trainyard jobs resume {find_id(run)} --watch` continues it."
+        )
     with client() as prefect:
         prefect.set_flow_run_state(run.id, state, force=True)
 
 
-def process_of(run: FlowRun) -> psutil.Process | None:
+def find_process(run: FlowRun) -> psutil.Process | None:
     """Return the live process of a run of this machine."""
     return live_process(run.labels, run.infrastructure_pid)
 

@@ -18,11 +18,11 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import PrefectHTTPStatusError
 
-from trainyard.backends.results import unless_stopped
+from trainyard.backends.results import enter_unless_stopped
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import GiveUp, OnWait, Patience, claim_devices, holder, slot_lock
-from trainyard.compute.supervise import DesiredState, always_run
+from trainyard.compute.supervise import DesiredState, keep_running
 from trainyard.errors import Conflict, Unavailable
 from trainyard.prefect_api.server import client, ensure_limit, limit_name
 from trainyard.settings import Settings
@@ -42,7 +42,7 @@ def device_slots(
     run: str = "",
     among: Sequence[int] | None = None,
     turn: Path | None = None,
-    read_state: Callable[[], DesiredState] = always_run,
+    read_state: Callable[[], DesiredState] = keep_running,
     on_wait: OnWait = ignore,
 ) -> AbstractContextManager[tuple[int, ...]]:
     """`claim_devices` with the limit of the server, for a run that may be paused or canceled while it waits.
@@ -53,7 +53,7 @@ def device_slots(
         settings, count, run=run, among=among, turn=turn, limit=partial(device_limit, settings),
         patience=Patience(give_up=lambda: read_state() is not DesiredState.RUN, on_wait=on_wait),
     )  # fmt: skip
-    return unless_stopped(claim, read_state, "The run was stopped while it waited for the device.")
+    return enter_unless_stopped(claim, read_state, "The run was stopped while it waited for the device.")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from trainyard.app.services import require_api_url
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.prefect_api.control import asker
-from trainyard.prefect_api.listing import PAGE, is_upcoming, row_of
+from trainyard.prefect_api.listing import PAGE, build_row, is_upcoming
 from trainyard.prefect_api.states import STATES
 from trainyard.settings import Settings
 from trainyard.stores.live.job_ids import JOB_TAG
@@ -134,8 +134,8 @@ class Synchronizer:
             offset += PAGE
 
     def write(self, runs: Iterable[FlowRun], at: float) -> None:
-        rows = [row_of(run, self.api_url) for run in runs]
-        existing = self.index.rows_of(row["run_id"] for row in rows)
+        rows = [build_row(run, self.api_url) for run in runs]
+        existing = self.index.read_rows(row["run_id"] for row in rows)
         self.index.put([self.complete(row, existing.get(row["run_id"])) for row in rows], at)
 
     def complete(self, row: Row, before: Row | None) -> Row:

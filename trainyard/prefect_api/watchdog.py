@@ -24,10 +24,10 @@ from trainyard.errors import Unavailable
 from trainyard.prefect_api.alerts import DiskWatch, GpuWatch, NightWatch
 from trainyard.prefect_api.log_lines import log_line
 from trainyard.prefect_api.operating import (
+    find_process,
     list_dead_runs,
     list_never_started,
     list_runs,
-    process_of,
     schedule_again,
     write_end_state,
 )
@@ -82,7 +82,7 @@ class Watchdog:
         """Runs that the automation marked as crashed and whose process works, or had finished everything."""
         crashed = list_runs(self.settings, worker_name(self.settings), [StateType.CRASHED], recent=True)
         marked = [run for run in crashed if run.state and (run.state.message or "").startswith(NO_HEARTBEAT)]
-        living = [run for run in marked if process_of(run)]
+        living = [run for run in marked if find_process(run)]
         results = {run.id: read_result(self.settings.runs / str(run.id)) for run in marked if run not in living}
         finished = [run for run in marked if (ended := results.get(run.id)) is not None and ended.succeeded]
         for run in living:

@@ -174,7 +174,7 @@ def watch(run_id: str, *, settings: Settings, on_progress: OnProgress = ignore, 
                     break
             time.sleep(POLL_S)
         report_progress(events, since, on_progress)
-        return result_of(prefect, run, folder)
+        return read_run_result(prefect, run, folder)
 
 
 def has_written_result(folder: Path, since: float) -> bool:
@@ -213,7 +213,7 @@ def report_state(run: FlowRun, last: str, on_progress: OnProgress, *, alone: boo
     return text
 
 
-def result_of(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResult:
+def read_run_result(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResult:
     """Return how a run ended: its own record if it is on this machine, corrected by Prefect's state, which is the
     truth.
     """

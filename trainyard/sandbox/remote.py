@@ -155,7 +155,7 @@ for method in OPERATIONS:
 
 
 class Peer(References):
-    """One side of a pair of processes that call each other, one call at a time."""
+    """A side of a pair of processes that call each other, one call at a time."""
 
     def __init__(self, receive: int, send: int, *, judges: bool) -> None:
         self.receive, self.send, self.judges = receive, send, judges
@@ -215,7 +215,7 @@ class Peer(References):
             name, target, packed, named, stdin, captured = question
             args = [unpack(item, self) for item in packed]
             kwargs = {key: unpack(item, self) for key, item in named.items()}
-            with redirected(stdin, printed if captured is True and not self.judges else None):
+            with redirect_streams(stdin, printed if captured is True and not self.judges else None):
                 result = self.perform(str(name), unpack(target, self), args, kwargs)
             mutable = name == "__call__" and any(type(item) in (*MUTABLE, tuple) for item in args)
             after = [pack(item, self) for item in args] if mutable else packed
@@ -334,7 +334,7 @@ def builtin_base(kind: type) -> str:
 
 
 @contextlib.contextmanager
-def redirected(stdin: object, stdout: io.StringIO | None) -> Iterator[None]:
+def redirect_streams(stdin: object, stdout: io.StringIO | None) -> Iterator[None]:
     """Read and print where the assertions read and print, where those have changed their streams."""
     before = sys.stdin, sys.stdout
     if isinstance(stdin, str):

@@ -34,7 +34,7 @@ PRINTED_CHARS = 4096
 
 
 class Confinement(StrEnum):
-    """How the operating system confines code."""
+    """Confinement of code by the operating system."""
 
     NAMESPACES = NAMESPACES
     LANDLOCK = LANDLOCK
@@ -51,7 +51,7 @@ class Confinement(StrEnum):
 
 @dataclass(frozen=True)
 class CodeOutcome:
-    """What became of a request."""
+    """Outcome of a request."""
 
     verdict: str
     printed: str

@@ -42,7 +42,7 @@ class Closed(BaseException):
 
 
 class References:
-    """What packs objects that do not cross by value."""
+    """Packer of objects that do not cross by value."""
 
     def pack_object(self, value: Any) -> Any:
         raise NotImplementedError
@@ -51,11 +51,11 @@ class References:
         raise NotImplementedError
 
 
-def each_item(value: Any, each: Each) -> Any:
+def map_items(value: Any, each: Each) -> Any:
     return [each(item) for item in value]
 
 
-def each_pair(value: Any, each: Each) -> Any:
+def map_pairs(value: Any, each: Each) -> Any:
     return [[each(key), each(item)] for key, item in value.items()]
 
 
@@ -70,9 +70,9 @@ PACKERS: dict[type, Callable[[Any, Each], Any]] = {
     time: lambda value, _: value.isoformat(),
     timedelta: lambda value, _: [value.days, value.seconds, value.microseconds],
     range: lambda value, each: [each(value.start), each(value.stop), each(value.step)],
-    list: each_item, tuple: each_item, set: each_item, frozenset: each_item,
-    deque: lambda value, each: [each_item(value, each), value.maxlen],
-    dict: each_pair, OrderedDict: each_pair, Counter: each_pair, defaultdict: each_pair,
+    list: map_items, tuple: map_items, set: map_items, frozenset: map_items,
+    deque: lambda value, each: [map_items(value, each), value.maxlen],
+    dict: map_pairs, OrderedDict: map_pairs, Counter: map_pairs, defaultdict: map_pairs,
 }  # fmt: skip
 """Exact types of plain data that cross by content, larger integers included."""
 UNPACKERS: dict[str, Callable[[Any, Each], Any]] = {
@@ -145,7 +145,7 @@ def find_standard(module: str, name: str) -> Any:
 
 
 def write_message(descriptor: int, message: Any) -> None:
-    """Send one message. Raises `Closed` where nobody reads."""
+    """Send one message. Raises `Closed` when the reader is gone."""
     payload = json.dumps(message, separators=(",", ":")).encode()
     if len(payload) > MOST_BYTES:
         raise OverflowError(f"a value takes more than {MOST_BYTES:,} bytes")

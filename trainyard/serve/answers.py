@@ -41,7 +41,7 @@ LOWEST_LOGPROB = -9999.0
 
 
 class ServerMetrics:
-    """What `/metrics` shows, in a registry of its own."""
+    """Metrics behind `/metrics`, in a registry of their own."""
 
     def __init__(self, served: ServedModels) -> None:
         workers = {base.worker for base in served.bases.values()}
@@ -67,7 +67,7 @@ FindCalls = Callable[[Generation, list[Step]], CallingTurn | None]
 
 
 class Ticket:
-    """One request's generations, as an asynchronous sequence of what the worker sends."""
+    """A request's generations, as an asynchronous sequence of what the worker sends."""
 
     def __init__(self, worker: Worker, work: Callable[[Ticket], None]) -> None:
         self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Any]()
@@ -131,7 +131,7 @@ class BaseAnswers:
             prompt = self.chat_prompt(body)
             budget = self.budget(len(prompt), max_tokens, min(DEFAULT_MAX_TOKENS, self.max_tokens), adapter)
             self.require_small(body, len(prompt) + budget)
-            for seed in self.wanted_seeds(body, ticket):
+            for seed in self.iterate_seeds(body, ticket):
                 generation = Generation(prompt, budget, cancelled=ticket.cancelled, seed=seed, **options)
                 self.generate(ticket, generation)
 
@@ -158,7 +158,7 @@ class BaseAnswers:
             budgets = [self.budget(len(ids), max_tokens, max_tokens, adapter) for ids in tokenised]
             self.require_small(body, sum(map(len, tokenised)) + sum(budgets))
             for ids, budget in zip(tokenised, budgets, strict=True):
-                for seed in self.wanted_seeds(body, ticket):
+                for seed in self.iterate_seeds(body, ticket):
                     generation = Generation(ids, budget, cancelled=ticket.cancelled, seed=seed, **options)
                     self.generate(ticket, generation, self.engine.score(generation, top) if scored else None)
 
@@ -179,7 +179,7 @@ class BaseAnswers:
                 param="prompt",
             )
 
-    def wanted_seeds(self, body: SamplingRequest, ticket: Ticket) -> Iterator[int | None]:
+    def iterate_seeds(self, body: SamplingRequest, ticket: Ticket) -> Iterator[int | None]:
         """Return the seed of each choice, until the client leaves."""
         return itertools.takewhile(lambda _: not ticket.cancelled.is_set(), body.seeds())
 
@@ -198,7 +198,7 @@ class BaseAnswers:
         The first token is computed before anything is sent, so that what is refused there still gets its status.
         """
         if generation.adapter is not None and generation.adapter not in self.engine.adapters:
-            raise protocol.not_found(generation.adapter, self.served.names())
+            raise protocol.not_found_error(generation.adapter, self.served.names())
         started, count = time.perf_counter(), 0
         steps = self.engine.generate(generation)
         first = list(itertools.islice(steps, 1))
@@ -224,7 +224,7 @@ class BaseAnswers:
         except (TemplateError, RecursionError) as error:
             raise ApiError(400, f"The chat template does not take these messages: {error}", param="messages") from error
         if hidden is not None:
-            raise hidden_field(hidden)
+            raise refuse_field(hidden)
         return ids
 
     def read_calls(self, generation: Generation, steps: list[Step]) -> CallingTurn | None:
@@ -253,7 +253,7 @@ class BaseAnswers:
             raise ApiError(
                 400, f"max_tokens is {max_tokens}; this server allows {self.max_tokens}.", param="max_tokens"
             )
-        context = self.engine.context_of(adapter)
+        context = self.engine.find_context(adapter)
         left = context - prompt_tokens
         if left < max(1 if max_tokens is None else 0, max_tokens or 0):
             raise ApiError(
@@ -306,7 +306,7 @@ class BaseAnswers:
             yield "data: [DONE]\n\n"
 
 
-def hidden_field(path: str) -> ApiError:
+def refuse_field(path: str) -> ApiError:
     """Return the refusal of a request with a field that the model would not see."""
     if path.startswith("tools.") and path.endswith(".name"):
         return ApiError(400, "This model's chat template has no place for tools.", param="tools")
@@ -361,7 +361,7 @@ class AnswerShape:
         body = {**self.head, "object": self.object, "choices": choices, "usage": self.usage()}
         return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
-    def chunk_of(self, **choice: Any) -> JsonObject:
+    def build_chunk(self, **choice: Any) -> JsonObject:
         choices = [{"index": len(self.generations) - 1, "logprobs": None, "finish_reason": None, **choice}]
         return {**self.head, "object": self.chunk_object, "choices": choices}
 
@@ -373,7 +373,7 @@ class AnswerShape:
 
     def ended(self) -> list[JsonObject]:
         """Return the last parts of the present choice."""
-        return [self.chunk_of(**self.last_part, finish_reason=self.finish_reason(len(self.generations) - 1))]
+        return [self.build_chunk(**self.last_part, finish_reason=self.finish_reason(len(self.generations) - 1))]
 
     def closing(self) -> list[JsonObject]:
         chunks = self.ended()
@@ -428,7 +428,7 @@ class ChatShape(AnswerShape):
         delta: JsonObject = {"content": text} if text else {}
         if turn is not None:
             delta = {**turn.message, "tool_calls": [{"index": at, **call} for at, call in enumerate(turn.calls)]}
-        return [*([self.chunk_of(delta=delta)] if delta else []), *super().ended()]
+        return [*([self.build_chunk(delta=delta)] if delta else []), *super().ended()]
 
     def logprobs(self, steps: list[Step]) -> JsonObject | None:
         if self.generations[0].top_logprobs is None:
@@ -445,15 +445,15 @@ class ChatShape(AnswerShape):
         return {"token": self.text(token), "logprob": max(logprob, LOWEST_LOGPROB), "bytes": raw}
 
     def opening(self) -> list[JsonObject]:
-        return [self.chunk_of(delta={"role": "assistant", "content": ""})]
+        return [self.build_chunk(delta={"role": "assistant", "content": ""})]
 
     def chunks(self, event: tuple[Generation, Any] | Step) -> list[JsonObject]:
         if self.find_calls is None or not isinstance(event, Step):
             return super().chunks(event)
-        return [self.chunk_of(delta={}, logprobs=self.logprobs([event]))] if event.logprob is not None else []
+        return [self.build_chunk(delta={}, logprobs=self.logprobs([event]))] if event.logprob is not None else []
 
     def chunk(self, step: Step) -> JsonObject:
-        return self.chunk_of(delta={"content": step.text}, logprobs=self.logprobs([step]))
+        return self.build_chunk(delta={"content": step.text}, logprobs=self.logprobs([step]))
 
 
 class CompletionShape(AnswerShape):
@@ -504,4 +504,4 @@ class CompletionShape(AnswerShape):
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def chunk(self, step: Step) -> JsonObject:
-        return self.chunk_of(text=step.text, logprobs=self.logprobs(self.generations[0], [step]))
+        return self.build_chunk(text=step.text, logprobs=self.logprobs(self.generations[0], [step]))

@@ -1,4 +1,4 @@
-"""Which bases a model server gets, whether all of them fit into memory, and under which names they answer.
+"""Bases of a model server: their files, their memory, and the names under which they answer.
 
 Torch-free: a command asks these before a server is started, and the server asks them again before it reads a weight.
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.serve.prompt_fields import check_folder
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
@@ -70,7 +70,7 @@ def find_bases(names: Sequence[str], settings: Settings, *, download: bool = Fal
 
 def find_base(name: str, settings: Settings, *, download: bool) -> ModelSource:
     source = resolve_model(name, settings)
-    if source.path is None and download and not load("huggingface_hub.constants:HF_HUB_OFFLINE"):
+    if source.path is None and download and not load_object("huggingface_hub.constants:HF_HUB_OFFLINE"):
         source = download_model(name, settings)
     if source.path is None:
         raise NotFound(
@@ -92,7 +92,7 @@ def require_room(bases: Sequence[ModelSource], dtype: str, settings: Settings) -
     bound = "serve_memory_mb is" if limit and limit <= free else "Free on this machine are"
     sizes: dict[str, int] = {}
     for base in bases:
-        need, left = needed_bytes(base, dtype), room - sum(sizes.values())
+        need, left = estimate_bytes(base, dtype), room - sum(sizes.values())
         if need > left:
             rest = "".join(f"; {name!r} takes {gib(size)}" for name, size in sizes.items())
             raise LimitExceeded(
@@ -108,7 +108,7 @@ def gib(size: int) -> str:
     return f"{size / 2**30:.3g} GiB"
 
 
-def needed_bytes(base: ModelSource, dtype: str) -> int:
+def estimate_bytes(base: ModelSource, dtype: str) -> int:
     """Bytes of a base and one conversation with it."""
     assert base.path is not None
     assert base.parameters is not None

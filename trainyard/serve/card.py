@@ -34,7 +34,7 @@ LIBRARY = {"adapter": "peft", "model": "transformers"}
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card is made of."""
+    """Contents of a card."""
 
     version: AdapterVersion
     training: JsonMapping
@@ -150,12 +150,14 @@ def training_text(facts: CardFacts) -> str:
     rows += [("precision", training.get("precision")), ("device", training.get("device"))]
     rows += [("first and last loss", losses(training)), ("chat template (SHA-256)", template_sha256(facts))]
     rows += [(f"version of {name}", value) for name, value in (training.get("versions") or {}).items()]
-    return table(("setting", "value"), [(key, text(value)) for key, value in rows if value not in (None, "")])
+    return format_table(
+        ("setting", "value"), [(key, format_value(value)) for key, value in rows if value not in (None, "")]
+    )
 
 
 def losses(training: JsonMapping) -> str:
     ends = [training.get("loss_at_start"), training.get("loss_at_end")]
-    return " → ".join(text(end) for end in ends) if all(end is not None for end in ends) else ""
+    return " → ".join(format_value(end) for end in ends) if all(end is not None for end in ends) else ""
 
 
 def template_sha256(facts: CardFacts) -> str:
@@ -167,12 +169,17 @@ def data_text(facts: CardFacts) -> str:
     data = facts.version.facts.get("data")  # of a night it has the counts of the training
     sources: Sequence[Mapping[str, object]] = data if isinstance(data, list | tuple) else ()
     keys = ("source", "format", "rows", "sha256", "license")
-    listed = table(keys, [[text(source.get(key)) for key in keys] for source in sources]) if sources else ""
+    listed = (
+        format_table(keys, [[format_value(source.get(key)) for key in keys] for source in sources]) if sources else ""
+    )
     counted = facts.training.get("data") or {}
     parts = {name: part for name, part in counted.items() if name != "sets"}
     parts |= {f"tokens of {name}": part for name, part in (counted.get("sets") or {}).items()}
-    rows = [[name, *(text(part.get(key)) for key in ("read", "trained", "truncated"))] for name, part in parts.items()]
-    counts = table(("", "read", "trained", "truncated"), rows) if rows else ""
+    rows = [
+        [name, *(format_value(part.get(key)) for key in ("read", "trained", "truncated"))]
+        for name, part in parts.items()
+    ]
+    counts = format_table(("", "read", "trained", "truncated"), rows) if rows else ""
     unknown = "" if any(source.get("license") for source in sources) else "The license of the data is not recorded."
     return "\n\n".join(part for part in (listed, counts, unknown) if part)
 
@@ -187,15 +194,15 @@ def evaluation_text(facts: CardFacts) -> str:
     rows = [
         (
             name,
-            text(benchmark.rows),
-            text(benchmark.baseline),
-            text(benchmark.candidate),
+            format_value(benchmark.rows),
+            format_value(benchmark.baseline),
+            format_value(benchmark.candidate),
             interval(benchmark.improvement),
         )
         for name, benchmark in report.benchmarks.items()
     ]
     if rows:
-        lines.append(table(("benchmark", "rows", "baseline", "adapter", "improvement"), rows))
+        lines.append(format_table(("benchmark", "rows", "baseline", "adapter", "improvement"), rows))
         lines.append(f"Intervals: {report.confidence:.0%}, bootstrap over independent cases; positive is better.")
     else:
         lines += [f"- {reason}" for reason in verdict.get("passed") or verdict.get("reasons") or ()]
@@ -314,16 +321,16 @@ def origin_text(facts: CardFacts) -> str:
     steps = facts.training.get("lineage") or ()
     rows += [(" ".join(filter(None, (step.get("stage"), step.get("method")))) or "base", f"`{step.get('sha256')}`")
              for step in steps]  # fmt: skip
-    return table(("what", "SHA-256"), rows)
+    return format_table(("what", "SHA-256"), rows)
 
 
-def text(value: Any) -> str:
+def format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return "" if value is None else " ".join(str(value).replace("|", "\\|").split())
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
 

@@ -32,7 +32,7 @@ from trainyard.serve.targets import merged
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Canary, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
-from trainyard.serve.trial import read_object, recorded_run, try_adapter_folder
+from trainyard.serve.trial import read_object, read_trial, try_adapter_folder
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
@@ -54,7 +54,7 @@ Clients = Callable[[Target, str, Settings], httpx.Client]
 
 @dataclasses.dataclass(frozen=True)
 class DeployRequest:
-    """One deployment: what, by whose verdict, for whom."""
+    """A deployment: what, by whose verdict, for whom."""
 
     config: DeployerConfig
     path: Path
@@ -111,7 +111,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
     if report is None:
         if config.unevaluated:
             return {}
-        because = "no evaluation report reached the deployer, so nobody knows whether the adapter is better."
+        because = "no evaluation report reached the deployer, so it is not known whether the adapter is better."
         instead = "add an evaluator before the deployer, or set `unevaluated: true`."
         raise Refused([Reason("R-UNEVALUATED", None, "config.unevaluated", because, instead)])
     value = json.loads((open_reference(report) / "report.json").read_text(encoding="utf-8"))
@@ -135,12 +135,12 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
             "The adapter is not better than its baseline; nothing was deployed.",
             reasons=[reason for reason in verdict["reasons"] if reason not in verdict.get("few_rows", ())],
             passed=verdict.get("passed", ()),
-            do=remedy_of(value),
+            do=suggest_remedy(value),
         )
     return verdict
 
 
-def remedy_of(report: JsonMapping) -> str:
+def suggest_remedy(report: JsonMapping) -> str:
     """Return what to do after a report that says no.
 
     Where the primary metric is better, and others with a margin are worse, that is the tolerance that allows it.
@@ -295,14 +295,14 @@ def check_files(request: DeployRequest, candidate: AdapterCandidate, settings: S
     return reasons
 
 
-def run_before(request: DeployRequest, settings: Settings) -> dict[str, object]:
+def try_adapter(request: DeployRequest, settings: Settings) -> dict[str, object]:
     """Run an adapter that its training has not run, before it gets a number; returns the facts of its version.
 
     Raises as `try_adapter_folder`.
     """
     if request.adapter.kind is not Port.ADAPTER:
         return {}
-    recorded = recorded_run(request.path)
+    recorded = read_trial(request.path)
     done = recorded if recorded is not None and not recorded.reason else try_adapter_folder(request.path, settings)
     return done.facts
 
@@ -310,8 +310,8 @@ def run_before(request: DeployRequest, settings: Settings) -> dict[str, object]:
 def register(
     request: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate, settings: Settings
 ) -> AdapterVersion:
-    """Store the version with what a list shows of it, after it was run. Raises as `run_before`."""
-    run = run_before(request, settings)
+    """Store the version with what a list shows of it, after it was run. Raises as `try_adapter`."""
+    run = try_adapter(request, settings)
     facts = {
         **run,
         "base_model": candidate.base_model,
@@ -345,15 +345,15 @@ def roll_out(
             for site in sites:
                 getattr(TARGETS[site.target.type], step)(site)
     except TrainyardError as error:
-        failures = at_each("undo", sites[::-1])
+        failures = apply_to_sites("undo", sites[::-1])
         remove_folders(folders)
         raise undone(error, sites, failures) from error
     except BaseException:  # an interrupt, or a bug: the servers must not stay half switched either
-        at_each("undo", sites[::-1])
+        apply_to_sites("undo", sites[::-1])
         remove_folders(folders)
         raise
     # The previous version no longer answers for anybody: one that is not dropped only costs memory.
-    left = at_each("retire", sites)
+    left = apply_to_sites("retire", sites)
     warnings = [f"The previous version is still loaded in {server}" for server in left]
     if version.facts.get(RUN) is False:
         warnings.append(f"The adapter was never run on its base here: {version.facts.get(RUN_BECAUSE)}")
@@ -362,7 +362,7 @@ def roll_out(
         "version": version.name,
         "alias": version.alias,
         "previous": sites[-1].previous.name if sites[-1].previous else None,
-        "targets": [answered(site) for site in sites],
+        "targets": [build_answer(site) for site in sites],
         "warnings": warnings,
     }
 
@@ -373,13 +373,13 @@ def remove_folders(folders: Sequence[Path]) -> None:
         shutil.rmtree(folder)
 
 
-def answered(site: TargetDeployment) -> JsonObject:
+def build_answer(site: TargetDeployment) -> JsonObject:
     """Return the facts of one target of a deployment."""
     url = str(site.http.base_url) if site.http else None
-    return {"type": site.target.type.value, "url": url, "answer": site.answer, **merged.shown_facts(site)}
+    return {"type": site.target.type.value, "url": url, "answer": site.answer, **merged.describe_merged(site)}
 
 
-def at_each(step: str, sites: Sequence[TargetDeployment]) -> list[str]:
+def apply_to_sites(step: str, sites: Sequence[TargetDeployment]) -> list[str]:
     """Do a step at every site, whatever happens at another; returns where it failed, and how."""
     failures = []
     for site in sites:

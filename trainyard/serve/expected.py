@@ -15,14 +15,14 @@ from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import ChosenTemplate, choose_template
 from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import Reason, Refused, TrainyardError
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.serve.deploy import address
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.methods import AdapterSettings, Method, rank_of
+from trainyard.spec.axes.methods import AdapterSettings, Method, find_rank
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.adapters import AdapterRegistry
@@ -46,7 +46,7 @@ def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0
         sha256, text = choice.sha256, choice.text
     adapter = {
         "peft_type": "OFT" if config.method.type is Method.OFT else "LORA",
-        "r": rank_of(config.method) + rank,
+        "r": find_rank(config.method) + rank,
         "use_dora": config.method.type is Method.DORA,
         "modules_to_save": list(config.method.modules_to_save) if isinstance(config.method, AdapterSettings) else [],
     }
@@ -68,7 +68,7 @@ def choose_for_base(base: Path, name: str, settings: Settings) -> ChosenTemplate
     if choice.text == base_template:
         return choice
     try:
-        tokenizer = load("transformers:AutoTokenizer").from_pretrained(base, trust_remote_code=False)
+        tokenizer = load_object("transformers:AutoTokenizer").from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError):  # the trainer's own check names what its files lack
         return choice
     return choose_for_tokenizer(tokenizer, name, roots=roots)

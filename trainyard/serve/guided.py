@@ -48,12 +48,12 @@ def subschemas(schema: Mapping[str, object]) -> Iterator[dict[str, object]]:
             yield single
 
 
-def all_schemas(schema: JsonObject, depth: int = 0) -> Iterator[JsonObject]:
+def walk_schemas(schema: JsonObject, depth: int = 0) -> Iterator[JsonObject]:
     if depth > MAX_SCHEMA_DEPTH:
-        raise refused(f"it is nested deeper than {MAX_SCHEMA_DEPTH}")
+        raise refused_error(f"it is nested deeper than {MAX_SCHEMA_DEPTH}")
     yield schema
     for part in subschemas(schema):
-        yield from all_schemas(part, depth + 1)
+        yield from walk_schemas(part, depth + 1)
 
 
 def is_free_string(schema: JsonObject) -> bool:
@@ -63,13 +63,13 @@ def is_free_string(schema: JsonObject) -> bool:
     )
 
 
-def bounded_schema(schema: JsonObject, max_tokens: int) -> JsonObject:
+def bound_schema(schema: JsonObject, max_tokens: int) -> JsonObject:
     """A narrower schema: every free string gets a `maxLength`, its share of 1.5 characters a token of the budget, and
     an object that lists its properties has no others. What meets it meets the given one."""
     bounded = copy.deepcopy(schema)
-    free = [part for part in all_schemas(bounded) if is_free_string(part)]
-    if not any("allOf" in part for part in all_schemas(bounded)):
-        for part in all_schemas(bounded):
+    free = [part for part in walk_schemas(bounded) if is_free_string(part)]
+    if not any("allOf" in part for part in walk_schemas(bounded)):
+        for part in walk_schemas(bounded):
             if "properties" in part and not any(keyword in part for keyword in OPEN_OBJECTS):
                 part["additionalProperties"] = False
     for part in free:
@@ -78,7 +78,7 @@ def bounded_schema(schema: JsonObject, max_tokens: int) -> JsonObject:
     return bounded
 
 
-def refused(why: str) -> InvalidInput:
+def refused_error(why: str) -> InvalidInput:
     return InvalidInput(
         f"The json_schema cannot be enforced: {why}.",
         do="Use the JSON Schema keywords that docs/serving.md lists, or raise max_tokens.",
@@ -99,25 +99,27 @@ class Grammars:
     def constraint(self, schema: JsonObject, max_tokens: int) -> Constraint:
         """Return a fresh constraint. Raises `InvalidInput` (`E-JSON-SCHEMA`) if it cannot be enforced or cannot fit."""
         if len(json.dumps(schema)) > MAX_SCHEMA_BYTES:
-            raise refused(f"it is longer than {MAX_SCHEMA_BYTES:,} bytes")
+            raise refused_error(f"it is longer than {MAX_SCHEMA_BYTES:,} bytes")
         try:
-            text = json.dumps(bounded_schema(schema, max_tokens))
+            text = json.dumps(bound_schema(schema, max_tokens))
         except (TypeError, ValueError, OverflowError) as error:
-            raise refused(f"a keyword has a value of another type ({error})") from error
+            raise refused_error(f"a keyword has a value of another type ({error})") from error
         if text not in self.compiled:
             self.compiled[text] = self.compile(text)
             for oldest in list(self.compiled)[:-64]:
                 del self.compiled[oldest]
         constraint = Constraint(self, self.compiled[text].deep_copy(), max_tokens)
         if constraint.needed > max_tokens:
-            raise refused(f"its shortest instance takes {constraint.needed} tokens and max_tokens is {max_tokens}")
+            raise refused_error(
+                f"its shortest instance takes {constraint.needed} tokens and max_tokens is {max_tokens}"
+            )
         return constraint
 
     def compile(self, text: str) -> LLMatcher:
         grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise refused(" ".join(matcher.get_error().split())[:300])
+            raise refused_error(" ".join(matcher.get_error().split())[:300])
         return matcher
 
     def allowed(self, matcher: LLMatcher) -> NDArray[np.bool_]:
@@ -144,7 +146,7 @@ class Grammars:
 
 
 class Constraint:
-    """One request's way through its grammar, with its token budget in view."""
+    """A request's way through its grammar, with its token budget in view."""
 
     def __init__(self, grammars: Grammars, matcher: LLMatcher, max_tokens: int) -> None:
         self.grammars, self.matcher, self.left = grammars, matcher, max_tokens
@@ -171,7 +173,7 @@ class Constraint:
             if not fits:
                 token = self.grammars.closing_token(self.matcher)
         if not self.matcher.consume_token(token):
-            raise refused(self.matcher.get_error() or "the grammar stopped")
+            raise refused_error(self.matcher.get_error() or "the grammar stopped")
         return token
 
     def remember(self, probe: LLMatcher) -> int:

@@ -1,4 +1,4 @@
-"""One causal language model and its adapters, answering one request after the other in a thread of its own.
+"""A causal language model and its adapters, answering one request after the other in a thread of its own.
 
 Requests are never batched: a batch changes the rounding of its members, and with it what a seed means. The worker
 thread is the only one that touches the model, so adapters come and go between two requests without a lock.
@@ -27,12 +27,12 @@ from trainyard.serve.guided import Constraint, Grammars
 from trainyard.stores.models import check_adapter_folder
 from trainyard.stores.tensors import find_nonfinite
 from trainyard.train.latent.contract import LatentModule
-from trainyard.train.latent.table import load as load_latent
+from trainyard.train.latent.table import load_technique as load_latent
 from trainyard.train.methods.adapters import probe_logits
 from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base, using_adapter
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, load_for_answers, require_memory
 from trainyard.train.methods.reloading import SHAPE
-from trainyard.train.model.positions import context_of
+from trainyard.train.model.positions import find_context
 from trainyard.train.model.sampling import PlainReader, Reading
 
 MAX_WAITING = 256
@@ -51,7 +51,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Step:
-    """What one token brought: the text that is now certain (it may be empty)."""
+    """Result of one token: the text that is now certain (it may be empty)."""
 
     token: int
     text: str
@@ -88,7 +88,7 @@ class ModelRunner:
         self.weights = base_digests(self.model)
         """Digest of the base's weights, which no adapter may change."""
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
-        self.context: int = context_of(self.model.config) or 2048
+        self.context: int = find_context(self.model.config) or 2048
         self.adapters: dict[str, str] = {}
         """Public name (slashes and dots allowed) -> the name that PEFT knows it by."""
         self.folders: dict[str, Path] = {}
@@ -170,7 +170,7 @@ class ModelRunner:
                 self.load_adapter(name, folder)
             raise
 
-    def context_of(self, adapter: str | None) -> int:
+    def find_context(self, adapter: str | None) -> int:
         """Tokens of a prompt and its answer that the model can see at once; thoughts take some of its context."""
         technique = self.latent.get(adapter)
         return self.context - (technique.positions if technique is not None else 0)
@@ -212,7 +212,7 @@ class ModelRunner:
                     generation.finish_reason = "stop"
                     break
                 text = writer.add(token)
-                yield Step(token, text, self.logprob_of(logits_V, token, generation.top_logprobs))
+                yield Step(token, text, self.build_logprob(logits_V, token, generation.top_logprobs))
                 if writer.stopped or (constraint is not None and constraint.finished):
                     generation.finish_reason = "stop"
                     break
@@ -233,10 +233,10 @@ class ModelRunner:
         for position, token in enumerate(generation.prompt[1:]):
             if generation.cancelled.is_set():
                 break
-            scored.append(self.logprob_of(logits[position], token, top))
+            scored.append(self.build_logprob(logits[position], token, top))
         return scored
 
-    def logprob_of(self, logits_V: torch.Tensor, token: int, top: int | None) -> TokenLogprob | None:
+    def build_logprob(self, logits_V: torch.Tensor, token: int, top: int | None) -> TokenLogprob | None:
         if top is None:
             return None
         logprobs_V = torch.log_softmax(logits_V, dim=-1)

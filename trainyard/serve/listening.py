@@ -1,4 +1,4 @@
-"""What every Trainyard server does before a request reaches it: a socket, and limits on connections and time.
+"""Listening of every Trainyard server: a socket, and limits on connections and time.
 
 uvicorn waits for ever for a client that sends half a request, and keeps all of it. `BoundedProtocol` gives a request's
 head ten seconds and 64 KiB and its body a minute, a client that reads nothing of its answer two minutes, and keeps at
@@ -78,7 +78,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def allowed_hosts(host: str) -> list[str]:
+def list_allowed_hosts(host: str) -> list[str]:
     """Names in the Host header that a server of this address answers to: a page in a browser cannot choose that header,
     though it may point its own name at 127.0.0.1.
     """
@@ -103,7 +103,7 @@ def has_token(request: Request, token: str | None) -> bool:
     return token is None or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
 
 
-def url_of(listener: socket.socket) -> str:
+def build_url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -138,7 +138,7 @@ class AnnouncedServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        url, port = url_of(self.listener), self.listener.getsockname()[1]
+        url, port = build_url(self.listener), self.listener.getsockname()[1]
         record = Service(os.getpid(), process_start(), url, "", "", port, self.model, self.sha256, time.time())
         self.announce(record)
         if self.folder is not None:

@@ -1,4 +1,4 @@
-"""Whether every field of a conversation reaches the prompt.
+"""Check that every field of a conversation reaches the prompt.
 
 A template may leave out what it does not know: a call, a name, a thought. The answer would then be to another
 conversation than the one that the client sent. So a copy of the turns and tools with a mark in place of each text is
@@ -179,7 +179,7 @@ def check_folder(folder: Path) -> None:
 def check_chat_template(text: str, *, cpu_s: float = CPU_S) -> None:
     """Try a template in a child process. Raises `InvalidInput` (`E-CHAT-TEMPLATE`) with what it did."""
     if len(text) > MAX_TEMPLATE_CHARS:
-        raise refused(f"it has {len(text):,} characters; {MAX_TEMPLATE_CHARS:,} are allowed")
+        raise refused_error(f"it has {len(text):,} characters; {MAX_TEMPLATE_CHARS:,} are allowed")
     child = LimitedTemplate(text, cpu_s=cpu_s)
     try:
         for number, messages in enumerate(SAMPLES):
@@ -195,16 +195,16 @@ def try_sample(child: LimitedTemplate, messages: list[dict[str, str]], *, ask: b
         rendered = child.render(json.dumps({**NAMES, "messages": messages, "add_generation_prompt": ask}))
     except Unsupported as error:
         if required:
-            raise refused(f"it takes no plain user message ({error})") from error
+            raise refused_error(f"it takes no plain user message ({error})") from error
         return
     except (TemplateLimit, jinja2.TemplateError) as error:
-        raise refused(error.what if isinstance(error, TemplateLimit) else str(error)) from error
+        raise refused_error(error.what if isinstance(error, TemplateLimit) else str(error)) from error
     if len(rendered) > MAX_RENDERED_CHARS:
         length = sum(len(message["content"]) for message in messages)
-        raise refused(f"it turned {length} characters into {len(rendered):,}")
+        raise refused_error(f"it turned {length} characters into {len(rendered):,}")
 
 
-def refused(why: str) -> InvalidInput:
+def refused_error(why: str) -> InvalidInput:
     return InvalidInput(
         f"The chat template is refused: {why.rstrip('.')}.",
         why="A chat template is a program; it may only arrange messages.",

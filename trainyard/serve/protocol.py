@@ -36,7 +36,7 @@ class ApiError(Exception):
         return {"error": error}
 
 
-def not_found(model: str, served: Iterable[str]) -> ApiError:
+def not_found_error(model: str, served: Iterable[str]) -> ApiError:
     names = ", ".join(f"`{name}`" for name in served)
     return ApiError(404, f"The model `{model}` does not exist. Served are: {names}.", "NotFoundError", "model")
 

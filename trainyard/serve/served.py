@@ -18,7 +18,15 @@ from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.serve.base_sources import choose_base
 from trainyard.serve.inference import ModelRunner, Worker
-from trainyard.serve.protocol import Alias, ApiError, LoadAdapter, UnloadAdapter, check_name, from_trainyard, not_found
+from trainyard.serve.protocol import (
+    Alias,
+    ApiError,
+    LoadAdapter,
+    UnloadAdapter,
+    check_name,
+    from_trainyard,
+    not_found_error,
+)
 from trainyard.stores.models import ModelSource, chat_template_sha256
 
 MAX_ALIASES = 256
@@ -76,7 +84,7 @@ class ServedModels:
             return adapter.base, target
         base = next((base for base in self.bases.values() if target in base.names), None)
         if base is None:
-            raise not_found(model, self.names())
+            raise not_found_error(model, self.names())
         return base, None
 
     def names(self) -> list[str]:
@@ -87,7 +95,7 @@ class ServedModels:
         entry_id = next((base.name for base in self.bases.values() if name in base.names), name)
         match = next((entry for entry in self.models() if entry["id"] == entry_id), None)
         if match is None:
-            raise not_found(name, self.names())
+            raise not_found_error(name, self.names())
         return match
 
     def models(self) -> list[JsonObject]:
@@ -135,11 +143,11 @@ class ServedModels:
             raise user_error(f"The lora adapter name '{name}' conflicts with a served model.", "lora_name")
         folder = self.adapter_folder(body.lora_path, name)
         self.require_free(name, replace=body.load_inplace)
-        base = await asyncio.to_thread(self.base_of, folder)
+        base = await asyncio.to_thread(self.find_base, folder)
         await asyncio.wrap_future(base.worker.submit(lambda: self.put(name, folder, base, replace=body.load_inplace)))
         return f"Success: LoRA adapter '{name}' added successfully."
 
-    def base_of(self, folder: Path) -> ServedBase:
+    def find_base(self, folder: Path) -> ServedBase:
         """Return the base that an adapter belongs to. Raises `ApiError` 400."""
         try:
             return self.bases[choose_base(folder, [base.source for base in self.bases.values()]).name]
@@ -228,7 +236,7 @@ class ServedModels:
             if body.alias in self.adapters or body.alias in self.bases:
                 raise user_error(f"'{body.alias}' is the name of a served model.", "alias")
             if body.model in self.aliases or (body.model not in self.adapters and body.model not in self.bases):
-                raise not_found(body.model, self.names())
+                raise not_found_error(body.model, self.names())
             if body.alias not in self.aliases and len(self.aliases) >= MAX_ALIASES:
                 raise user_error(f"{MAX_ALIASES} aliases are set; remove one first.", "alias")
             self.aliases[body.alias] = body.model

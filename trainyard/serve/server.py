@@ -32,7 +32,14 @@ from trainyard.serve import protocol
 from trainyard.serve.answers import Answers
 from trainyard.serve.base_sources import WIDTHS, BaseSources, find_bases, require_room
 from trainyard.serve.inference import ModelRunner, Worker
-from trainyard.serve.listening import AnnouncedServer, allowed_hosts, bind_guarded, has_token, print_record, url_of
+from trainyard.serve.listening import (
+    AnnouncedServer,
+    bind_guarded,
+    build_url,
+    has_token,
+    list_allowed_hosts,
+    print_record,
+)
 from trainyard.serve.protocol import Alias, ApiError, from_trainyard, read_request
 from trainyard.serve.served import ServedBase, ServedModels
 from trainyard.settings import settings
@@ -74,7 +81,7 @@ def build_app(served: ServedModels, answers: Answers, *, token: str | None, host
 
 
 def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised: Any) -> None:
-    def counted(request: Request, response: Response) -> Response:
+    def count_request(request: Request, response: Response) -> Response:
         answers.metrics.requests.labels(request.url.path, response.status_code).inc()
         return response
 
@@ -97,25 +104,27 @@ def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised:
 
     @app.post("/v1/chat/completions", dependencies=[authorised])
     async def chat(request: Request) -> Response:
-        return counted(request, await answers.chat(request, await read_request(protocol.ChatRequest, request)))
+        return count_request(request, await answers.chat(request, await read_request(protocol.ChatRequest, request)))
 
     @app.post("/v1/completions", dependencies=[authorised])
     async def completions(request: Request) -> Response:
         body = await read_request(protocol.CompletionRequest, request)
-        return counted(request, await answers.completion(request, body))
+        return count_request(request, await answers.completion(request, body))
 
     @app.post("/v1/load_lora_adapter", dependencies=[authorised])
     async def load_adapter(request: Request) -> Response:
-        return counted(request, PlainTextResponse(await served.load(await read_request(protocol.LoadAdapter, request))))
+        return count_request(
+            request, PlainTextResponse(await served.load(await read_request(protocol.LoadAdapter, request)))
+        )
 
     @app.post("/v1/unload_lora_adapter", dependencies=[authorised])
     async def unload_adapter(request: Request) -> Response:
         body = await read_request(protocol.UnloadAdapter, request)
-        return counted(request, PlainTextResponse(await served.unload(body)))
+        return count_request(request, PlainTextResponse(await served.unload(body)))
 
     @app.post("/v1/aliases", dependencies=[authorised])
     async def aliases(request: Request) -> Response:
-        return counted(request, JSONResponse(served.set_alias(await read_request(protocol.Alias, request))))
+        return count_request(request, JSONResponse(served.set_alias(await read_request(protocol.Alias, request))))
 
 
 def bearer_check(token: str | None) -> Any:
@@ -159,13 +168,13 @@ def prepare(arguments: argparse.Namespace, sources: BaseSources) -> ServedModels
     ]
     roots = [settings().adapters, settings().artifacts, *arguments.adapter_root]
     served = ServedModels(bases, roots, sources.aliases)
-    for name, folder in map(pair_of, arguments.adapter):
+    for name, folder in map(parse_pair, arguments.adapter):
         path = Path(folder).resolve()
         try:
-            served.put(name, path, served.base_of(path))
+            served.put(name, path, served.find_base(path))
         except ApiError as error:
             raise InvalidInput(f"The adapter {name!r} cannot be served: {error}", code="E-ADAPTER-INVALID") from error
-    for alias, model in map(pair_of, arguments.alias):
+    for alias, model in map(parse_pair, arguments.alias):
         try:
             served.set_alias(Alias(alias=alias, model=model))
         except ApiError as error:
@@ -173,7 +182,7 @@ def prepare(arguments: argparse.Namespace, sources: BaseSources) -> ServedModels
     return served
 
 
-def pair_of(text: str) -> tuple[str, str]:
+def parse_pair(text: str) -> tuple[str, str]:
     """`NAME=VALUE` as two texts. Raises `InvalidInput` (`E-ADAPTER-INVALID`)."""
     name, separator, value = text.partition("=")
     if not separator:
@@ -190,11 +199,11 @@ def serve(arguments: argparse.Namespace, announce: Callable[[Service], None] = p
     danger = "Off loopback anybody could load adapters and use the model."
     # Before the models are read: a taken port is known at once.
     with bind_guarded(arguments.host, arguments.port, token, danger) as listener:
-        url = url_of(listener)
+        url = build_url(listener)
         sources = find_bases(arguments.model or ["starter"], settings())
         served = prepare(arguments, sources)
         answers = Answers(served, max_tokens=arguments.max_tokens)
-        app = build_app(served, answers, token=token, hosts=allowed_hosts(arguments.host))
+        app = build_app(served, answers, token=token, hosts=list_allowed_hosts(arguments.host))
         server = AnnouncedServer(app, listener, arguments.folder, sources.title, sources.sha256, announce=announce)
         server.run(sockets=[listener])
         for base in served.bases.values():

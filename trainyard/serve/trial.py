@@ -1,4 +1,4 @@
-"""Whether an adapter was ever run here: it is loaded and run once on its base before anything says that it is there.
+"""Trial run of an adapter: it is loaded and run once on its base before anything says that it is there.
 
 A training does this itself and leaves `adapter_run` in its `training.json`. What comes from elsewhere (a pull, a
 restored home, a version of an earlier release) is run in a child of its own: at the pull, or at the latest before it is
@@ -30,7 +30,7 @@ TRIAL_FILE = "trial.json"
 
 @dataclass(frozen=True)
 class TrialRun:
-    """Whether an adapter was run once on its base."""
+    """Result of running an adapter once on its base."""
 
     reason: str = ""
     """Why it was not; empty: it was."""
@@ -57,7 +57,7 @@ def try_adapter_folder(folder: Path, settings: Settings, base: Path | None = Non
     spec = {
         "adapter": str(folder),
         "base": str(base_folder),
-        "head": head_of(folder),
+        "head": find_head(folder),
         "threads": child_threads(settings),
     }
     with TemporaryDirectory(prefix="trainyard-trial-") as work:
@@ -119,13 +119,13 @@ def require_finite(folder: Path) -> None:
         )
 
 
-def recorded_run(folder: Path) -> TrialRun | None:
+def read_trial(folder: Path) -> TrialRun | None:
     """Return what the training of an adapter has recorded about running it; None if nothing."""
     record = read_object(folder / "training.json").get("adapter_run")
     return None if not record else TrialRun("" if record == "yes" else str(record))
 
 
-def head_of(folder: Path) -> str:
+def find_head(folder: Path) -> str:
     """Return what the model puts out with this adapter: text, or one score a row."""
     training, config = read_object(folder / "training.json"), read_object(folder / "adapter_config.json")
     if training.get("stage") in {stage.value for stage in Stage}:

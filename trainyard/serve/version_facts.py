@@ -29,7 +29,7 @@ class Improvement(BaseModel):
 
 
 class BenchmarkLine(BaseModel):
-    """What of one benchmark stays with a version."""
+    """Benchmark result that stays with a version."""
 
     rows: int
     baseline: float

@@ -22,7 +22,7 @@ MAX_NODES = 10_000
 
 
 class ChainSpec(Strict):
-    """What a user asks for. Nodes without `needs` follow the node above them."""
+    """Chain as a user writes it. Nodes without `needs` follow the node above them."""
 
     name: Name = Field("chain", description="Of the chain, in runs and reports.")
     description: str = Field("", max_length=2000, description="For people.")
@@ -31,7 +31,7 @@ class ChainSpec(Strict):
 
 
 class Source(Strict):
-    """Where an input comes from: a port of an earlier node."""
+    """Source of an input: a port of an earlier node."""
 
     node_id: str
     port: Port
@@ -39,7 +39,7 @@ class Source(Strict):
 
 
 class ResolvedNode(Strict):
-    """One node with everything written out.
+    """A node with everything written out.
 
     `inputs` names for each port that the node takes where it comes from. The key is what the node wants and the
     source's own port is what the earlier node made: a trainer that learns the chosen side of pairs has
@@ -62,7 +62,7 @@ class ResolvedNode(Strict):
 
 
 class ResolvedChain(Strict):
-    """What will be carried out, complete and in order."""
+    """Resolved chain, complete and in order."""
 
     name: str
     tenant: str

@@ -30,7 +30,7 @@ from trainyard.spec.compat.context import View
 from trainyard.spec.compat.data import DATA_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.compat.table import apply_rows
-from trainyard.spec.graph import MAX_CYCLE_SHOWN, complete_config, describe_cycle, in_order, place_nodes
+from trainyard.spec.graph import MAX_CYCLE_SHOWN, complete_config, describe_cycle, place_nodes, sort_nodes
 from trainyard.spec.load.parse import ParsedNode, number, parse_nodes
 from trainyard.spec.model_schema import drop_defaults
 from trainyard.spec.nodes import NODE_CONFIGS, NODE_MODELS, AiGeneratorConfig
@@ -41,9 +41,9 @@ from trainyard.spec.ports import (
     Offers,
     PortNode,
     Wiring,
-    channel_of,
     channel_of_source,
     find_ambiguous,
+    find_channel,
     find_missing,
     merge,
     take,
@@ -78,7 +78,7 @@ TAKES: dict[str, tuple[Port, ...]] = {
 
 @dataclass(frozen=True)
 class PaletteNode:
-    """One type of node."""
+    """A type of node."""
 
     type: str
     text: str
@@ -155,12 +155,12 @@ def read_nodes(body: JsonMapping) -> list[DraftNode]:
 
 def wire_draft(nodes: Sequence[DraftNode]) -> DraftWiring:
     """Link what can be linked; the nodes of a circle follow without the links that close it."""
-    placed, _ = place_nodes([parsed_node(node) for node in nodes if node.type in NODE_MODELS])
-    ordered, _ = in_order([replace(node, clear=True) for node in placed])
+    placed, _ = place_nodes([parse_node(node) for node in nodes if node.type in NODE_MODELS])
+    ordered, _ = sort_nodes([replace(node, clear=True) for node in placed])
     return DraftWiring({node.id: node for node in ordered}, wire(ordered))
 
 
-def parsed_node(node: DraftNode) -> ParsedNode:
+def parse_node(node: DraftNode) -> ParsedNode:
     config = readable_config(node.type, node.config)
     fields: JsonObject = {"type": node.type, "id": node.id, "needs": node.needs, "config": config}
     model = NODE_MODELS[node.type].model_construct(**fields)
@@ -185,7 +185,7 @@ LINK_ROWS = tuple(row for row in (*DATA_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS) i
 
 @dataclass(frozen=True)
 class Link:
-    """One link that somebody may want to make."""
+    """A possible link."""
 
     port: Port
     target: str
@@ -218,7 +218,7 @@ def ports_made(draft: DraftWiring, node_id: str) -> tuple[Port, ...]:
     produced = draft.wiring.produces[node_id]
     if produced or draft.nodes[node_id].type != "validator":
         return produced
-    offers = {channel_of(port): Offer((Source(node_id=node_id, port=port),), 1, False) for port in ROW_PORTS}
+    offers = {find_channel(port): Offer((Source(node_id=node_id, port=port),), 1, False) for port in ROW_PORTS}
     draft.wiring.after[node_id] = {**draft.wiring.after[node_id], **offers}
     return ROW_PORTS
 
@@ -257,7 +257,7 @@ def refusal(draft: DraftWiring, node: PortNode, source: str, port: Port, base_mo
     inputs = [source_port for sources in take(node, offers).values() for source_port in sources]
     if any(source_port.node_id == source and source_port.port == port for source_port in inputs):
         return None
-    only = offer_of(draft, source, port)
+    only = find_offer(draft, source, port)
     if missing := list(find_missing(node, only, take(node, only))):
         return row_reason(node, Wiring(missing=missing), base_model)
     names = ", ".join(dict.fromkeys(f"{source_port.port.value} of {source_port.node_id!r}" for source_port in inputs))
@@ -265,7 +265,7 @@ def refusal(draft: DraftWiring, node: PortNode, source: str, port: Port, base_mo
     return Reason("R-PORT", node.id, "needs", because, "Remove the link of the other first.")
 
 
-def offer_of(draft: DraftWiring, source: str, port: Port) -> Offers:
+def find_offer(draft: DraftWiring, source: str, port: Port) -> Offers:
     """Return what the source itself offers on one port, and nothing that reached it."""
     offered = [source_port for offer in draft.wiring.after[source].values() for source_port in offer.sources]
     source_port = next(candidate for candidate in offered if candidate.node_id == source and candidate.port == port)

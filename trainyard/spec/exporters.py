@@ -26,7 +26,7 @@ HYPER = "hyperparameters."
 
 @dataclass(frozen=True)
 class Exporter:
-    """How one tool says what a trainer has."""
+    """Exporter to one tool."""
 
     title: str
     settings: Mapping[str, Write]
@@ -44,11 +44,11 @@ class ExportedConfig:
     notes: tuple[str, ...]
 
 
-def key(name: str) -> Write:
+def write_key(name: str) -> Write:
     return lambda value: {name: list(value) if isinstance(value, tuple) else value}
 
 
-def word(name: str, names: JsonMapping) -> Write:
+def write_word(name: str, names: JsonMapping) -> Write:
     """Return our word as theirs; nothing where they have none."""
     return lambda value: {name: names[str(value)]} if str(value) in names else {}
 
@@ -59,7 +59,7 @@ def modules(name: str, everything: Keys) -> Write:
     )
 
 
-def folder(name: str) -> Write:
+def write_folder(name: str) -> Write:
     """Return the folder of checkpoints, where it is one of this machine."""
     return lambda value: {name: unquote(value.removeprefix("file:"))} if value.startswith("file:") else {}
 
@@ -81,101 +81,101 @@ OPTIMIZERS = {
     "lion": "lion_32bit", "ademamix": "ademamix",
 }  # fmt: skip
 SHARED: Mapping[str, Write] = {
-    f"{HYPER}learning_rate": key("learning_rate"),
-    f"{HYPER}gradient_accumulation": key("gradient_accumulation_steps"),
-    f"{HYPER}warmup_ratio": key("warmup_ratio"),
-    f"{HYPER}warmup_steps": key("warmup_steps"),
-    f"{HYPER}weight_decay": key("weight_decay"),
-    f"{HYPER}max_grad_norm": key("max_grad_norm"),
-    f"{HYPER}max_steps": key("max_steps"),
-    f"{HYPER}seed": key("seed"),
-    f"{HYPER}save_steps": key("save_steps"),
+    f"{HYPER}learning_rate": write_key("learning_rate"),
+    f"{HYPER}gradient_accumulation": write_key("gradient_accumulation_steps"),
+    f"{HYPER}warmup_ratio": write_key("warmup_ratio"),
+    f"{HYPER}warmup_steps": write_key("warmup_steps"),
+    f"{HYPER}weight_decay": write_key("weight_decay"),
+    f"{HYPER}max_grad_norm": write_key("max_grad_norm"),
+    f"{HYPER}max_steps": write_key("max_steps"),
+    f"{HYPER}seed": write_key("seed"),
+    f"{HYPER}save_steps": write_key("save_steps"),
     f"{HYPER}precision": lambda value: {"bf16": value == "bf16", "fp16": value == "fp16"} if value != "auto" else {},
-    "engine.keep_checkpoints": key("save_total_limit"),
-    "engine.mirror": folder("output_dir"),
+    "engine.keep_checkpoints": write_key("save_total_limit"),
+    "engine.mirror": write_folder("output_dir"),
 }
 AXOLOTL: Mapping[str, Write] = {
     **SHARED,
-    "base_model": key("base_model"),
+    "base_model": write_key("base_model"),
     f"{HYPER}precision": lambda value: {
         "bf16": "auto" if value == "auto" else value == "bf16", "fp16": value == "fp16"
     },
-    f"{HYPER}batch_size": key("micro_batch_size"),
-    f"{HYPER}epochs": key("num_epochs"),
-    f"{HYPER}max_length": key("sequence_len"),
-    f"{HYPER}schedule": word("lr_scheduler", SCHEDULES | {"one_cycle": "one_cycle"}),
-    f"{HYPER}optimizer": word("optimizer", OPTIMIZERS | {"adamw_8bit": "adamw_bnb_8bit", "muon": "muon"}),
-    f"{HYPER}gradient_checkpointing": key("gradient_checkpointing"),
-    "method.rank": key("lora_r"),
+    f"{HYPER}batch_size": write_key("micro_batch_size"),
+    f"{HYPER}epochs": write_key("num_epochs"),
+    f"{HYPER}max_length": write_key("sequence_len"),
+    f"{HYPER}schedule": write_word("lr_scheduler", SCHEDULES | {"one_cycle": "one_cycle"}),
+    f"{HYPER}optimizer": write_word("optimizer", OPTIMIZERS | {"adamw_8bit": "adamw_bnb_8bit", "muon": "muon"}),
+    f"{HYPER}gradient_checkpointing": write_key("gradient_checkpointing"),
+    "method.rank": write_key("lora_r"),
     "method.alpha": lambda value: {"lora_alpha": int(value)} if float(value).is_integer() else {},
-    "method.dropout": key("lora_dropout"),
+    "method.dropout": write_key("lora_dropout"),
     "method.target_modules": modules("lora_target_modules", {"lora_target_linear": True}),
-    "method.modules_to_save": key("lora_modules_to_save"),
-    "method.layers": key("peft_layers_to_transform"),
-    "method.rslora": key("peft_use_rslora"),
-    "method.ratio": key("loraplus_lr_ratio"),
-    "stage.beta": key("rl_beta"),
-    "stage.label_smoothing": key("dpo_label_smoothing"),
-    "stage.gamma": key("simpo_gamma"),
-    "stage.desirable_weight": key("kto_desirable_weight"),
-    "stage.undesirable_weight": key("kto_undesirable_weight"),
-    "stage.centering": key("center_rewards_coefficient"),
-    "stage.neftune_alpha": key("neftune_noise_alpha"),
-    "method.init": key("peft_init_lora_weights"),
-    "method.blocks": key("lisa_n_layers"),
-    "method.interval": key("lisa_step_interval"),
-    "added_tokens": key("tokens"),
+    "method.modules_to_save": write_key("lora_modules_to_save"),
+    "method.layers": write_key("peft_layers_to_transform"),
+    "method.rslora": write_key("peft_use_rslora"),
+    "method.ratio": write_key("loraplus_lr_ratio"),
+    "stage.beta": write_key("rl_beta"),
+    "stage.label_smoothing": write_key("dpo_label_smoothing"),
+    "stage.gamma": write_key("simpo_gamma"),
+    "stage.desirable_weight": write_key("kto_desirable_weight"),
+    "stage.undesirable_weight": write_key("kto_undesirable_weight"),
+    "stage.centering": write_key("center_rewards_coefficient"),
+    "stage.neftune_alpha": write_key("neftune_noise_alpha"),
+    "method.init": write_key("peft_init_lora_weights"),
+    "method.blocks": write_key("lisa_n_layers"),
+    "method.interval": write_key("lisa_step_interval"),
+    "added_tokens": write_key("tokens"),
     "engine.batching": lambda value: {"sample_packing": value == "packed"},
-    "engine.attention": word("attn_implementation", {"fa2": "flash_attention_2", "fa3": "flash_attention_3",
+    "engine.attention": write_word("attn_implementation", {"fa2": "flash_attention_2", "fa3": "flash_attention_3",
                                                      "sdpa": "sdpa", "eager": "eager"}),
-    "engine.head": word("liger_fused_linear_cross_entropy", {"liger": True}),
+    "engine.head": write_word("liger_fused_linear_cross_entropy", {"liger": True}),
     "engine.kernels": lambda value: (
         dict.fromkeys(("liger_rms_norm", "liger_rope", "liger_glu_activation"), True) if value == "liger" else {}
     ),
     "engine.trackers": lambda value: {"use_wandb": True} if tuple(value) == ("wandb",) else {},
-    "eval.share": key("val_set_size"),
-    "eval.patience": key("early_stopping_patience"),
+    "eval.share": write_key("val_set_size"),
+    "eval.patience": write_key("early_stopping_patience"),
 }  # fmt: skip
 LLAMAFACTORY: Mapping[str, Write] = {
     **SHARED,
-    "base_model": key("model_name_or_path"),
-    f"{HYPER}batch_size": key("per_device_train_batch_size"),
-    f"{HYPER}epochs": key("num_train_epochs"),
-    f"{HYPER}max_length": key("cutoff_len"),
-    f"{HYPER}schedule": word("lr_scheduler_type", SCHEDULES | {"wsd": "warmup_stable_decay"}),
+    "base_model": write_key("model_name_or_path"),
+    f"{HYPER}batch_size": write_key("per_device_train_batch_size"),
+    f"{HYPER}epochs": write_key("num_train_epochs"),
+    f"{HYPER}max_length": write_key("cutoff_len"),
+    f"{HYPER}schedule": write_word("lr_scheduler_type", SCHEDULES | {"wsd": "warmup_stable_decay"}),
     f"{HYPER}optimizer": lambda value: (
         {f"use_{value}": True} if str(value) in ("galore", "muon") else
-        word("optim", OPTIMIZERS | {"adamw_8bit": "adamw_bnb_8bit"})(value)
+        write_word("optim", OPTIMIZERS | {"adamw_8bit": "adamw_bnb_8bit"})(value)
     ),
     f"{HYPER}gradient_checkpointing": lambda value: {"disable_gradient_checkpointing": not value},
-    "method.rank": key("lora_rank"),
+    "method.rank": write_key("lora_rank"),
     "method.alpha": lambda value: {"lora_alpha": int(value)} if float(value).is_integer() else {},
-    "method.dropout": key("lora_dropout"),
+    "method.dropout": write_key("lora_dropout"),
     "method.target_modules": lambda value: (
         {"lora_target": "all"} if value == "all-linear" else
         {} if isinstance(value, str) else {"lora_target": ",".join(value)}
     ),
     "method.modules_to_save": lambda value: {"additional_target": ",".join(value)},
-    "method.rslora": key("use_rslora"),
-    "method.ratio": key("loraplus_lr_ratio"),
-    "method.blocks": key("freeze_trainable_layers"),
-    "method.block_size": key("oft_block_size"),
-    "stage.beta": key("pref_beta"),
-    "stage.label_smoothing": key("dpo_label_smoothing"),
-    "stage.gamma": key("simpo_gamma"),
-    "stage.loss": key("pref_loss"),
-    "stage.desirable_weight": key("kto_chosen_weight"),
-    "stage.undesirable_weight": key("kto_rejected_weight"),
-    "stage.neftune_alpha": key("neftune_noise_alpha"),
+    "method.rslora": write_key("use_rslora"),
+    "method.ratio": write_key("loraplus_lr_ratio"),
+    "method.blocks": write_key("freeze_trainable_layers"),
+    "method.block_size": write_key("oft_block_size"),
+    "stage.beta": write_key("pref_beta"),
+    "stage.label_smoothing": write_key("dpo_label_smoothing"),
+    "stage.gamma": write_key("simpo_gamma"),
+    "stage.loss": write_key("pref_loss"),
+    "stage.desirable_weight": write_key("kto_chosen_weight"),
+    "stage.undesirable_weight": write_key("kto_rejected_weight"),
+    "stage.neftune_alpha": write_key("neftune_noise_alpha"),
     "stage.turns": lambda value: {"mask_history": value == "last"},
     "method.init": pissa_keys,
     "added_tokens": lambda value: {"add_tokens": ",".join(value), "resize_vocab": True},
     "engine.batching": lambda value: {"packing": value == "packed", "neat_packing": value == "packed"},
-    "engine.attention": word("flash_attn", {"fa2": "fa2", "fa3": "fa3", "sdpa": "sdpa", "eager": "disabled"}),
-    "engine.head": word("enable_liger_kernel", {"liger": True}),
-    "engine.kernels": word("enable_liger_kernel", {"liger": True}),
+    "engine.attention": write_word("flash_attn", {"fa2": "fa2", "fa3": "fa3", "sdpa": "sdpa", "eager": "disabled"}),
+    "engine.head": write_word("enable_liger_kernel", {"liger": True}),
+    "engine.kernels": write_word("enable_liger_kernel", {"liger": True}),
     "engine.trackers": lambda value: {"report_to": ",".join(value)} if value else {},
-    "eval.share": key("val_size"),
+    "eval.share": write_key("val_size"),
 }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def resolve(chain: ChainSpec | object, base_model: str = "starter") -> ResolvedC
     """
     reasons, resolved = examine(chain, base_model)
     if isinstance(chain, ChainSpec) and not reasons:
-        reasons = [undecided(index, chain) for index in auto_trainers(chain)]
+        reasons = [undecided_reason(index, chain) for index in auto_trainers(chain)]
     if reasons or resolved is None:
         raise Refused(reasons)
     return resolved
@@ -106,7 +106,7 @@ def with_method(chain: ChainSpec, at: int, config: TrainerConfig) -> ChainSpec:
     return chain.model_copy(update={"nodes": tuple(nodes)})
 
 
-def bound_reasons(chain: ChainSpec) -> list[Reason]:
+def check_bounds(chain: ChainSpec) -> list[Reason]:
     """Return a bound of method auto that has no effect is refused, as every other setting is."""
     choices = []
     for at in auto_trainers(chain):
@@ -124,7 +124,7 @@ def bound_reasons(chain: ChainSpec) -> list[Reason]:
     return choices
 
 
-def on_method(config: TrainerConfig, method: Method) -> TrainerConfig:
+def apply_method(config: TrainerConfig, method: Method) -> TrainerConfig:
     """Return a trainer of method auto with one of the methods that it chooses from."""
     auto = config.method
     settings = (
@@ -138,7 +138,7 @@ def on_method(config: TrainerConfig, method: Method) -> TrainerConfig:
 
 def examine_each_method(chain: ChainSpec, base_model: str) -> tuple[list[Reason], ResolvedChain | None]:
     """Return whether every trainer of method auto has a method that nothing refuses; those of full, if none has."""
-    if reasons := bound_reasons(chain):
+    if reasons := check_bounds(chain):
         return reasons, None
     first: list[Reason] = []
     for method in (Method.LORA, Method.FULL, Method.FREEZE, Method.QLORA):
@@ -146,7 +146,7 @@ def examine_each_method(chain: ChainSpec, base_model: str) -> tuple[list[Reason]
         for at in auto_trainers(chain):
             config = chain.nodes[at].config
             assert isinstance(config, TrainerConfig)
-            candidate = with_method(candidate, at, on_method(config, method))
+            candidate = with_method(candidate, at, apply_method(config, method))
         reasons, resolved = examine(candidate, base_model)
         if not reasons:
             return [], resolved
@@ -154,7 +154,7 @@ def examine_each_method(chain: ChainSpec, base_model: str) -> tuple[list[Reason]
     return first, None
 
 
-def undecided(at: int, chain: ChainSpec) -> Reason:
+def undecided_reason(at: int, chain: ChainSpec) -> Reason:
     because = "Method auto is chosen by the memory of the machine that trains, which is not asked here."
     return Reason("R-DEVICE", chain.nodes[at].id, "config.method", because, "Name the method, or plan the chain there.")
 
@@ -165,7 +165,7 @@ def examine_nodes(
     """Place, order, wire and complete the nodes, then ask `compat` about the result."""
     placed, problems = place_nodes(nodes)
     reasons = [*reasons, *problems]
-    ordered, cycles = in_order(placed)
+    ordered, cycles = sort_nodes(placed)
     reasons += cycles
     wiring = wire(ordered)
     completed = complete(ordered, wiring, tenant, base_model)
@@ -225,7 +225,7 @@ def unknown_need(node_id: str, node: ParsedNode, need: str, node_ids: set[str]) 
     return Reason("E-SPEC-GRAPH", node_id, "needs", f"There is no node with the id {need!r}.", instead)
 
 
-def in_order(placed: Sequence[PortNode]) -> tuple[list[PortNode], list[Reason]]:
+def sort_nodes(placed: Sequence[PortNode]) -> tuple[list[PortNode], list[Reason]]:
     """Topological order, in listing order where the edges leave a choice; and one reason per cycle.
 
     The nodes of a cycle follow at the end without the edges that close it, so that they are examined too.
@@ -243,11 +243,11 @@ def in_order(placed: Sequence[PortNode]) -> tuple[list[PortNode], list[Reason]]:
             clear = node.clear and all(ordered[need].clear for need in node.needs if need in by_id)
             ordered[node.id] = node if clear else replace(node, clear=False)
     left = [node for node in placed if node.id not in ordered]
-    reasons = [cycle_reason(cycle) for cycle in cycles_among({node.id: node.needs for node in left})]
+    reasons = [cycle_reason(cycle) for cycle in find_cycles({node.id: node.needs for node in left})]
     return [*ordered.values(), *(replace(node, needs=(), clear=False) for node in left)], reasons
 
 
-def cycles_among(needs: Mapping[str, Sequence[str]]) -> list[list[str]]:
+def find_cycles(needs: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Disjoint cycles in what has no order: follow needs from each node until one repeats."""
     seen: set[str] = set()
     cycles = []

@@ -25,7 +25,7 @@ from trainyard.spec.training import TrainerConfig, TrainingSettings, resolve_tra
 
 
 class DatasetSpec(Strict):
-    """Where a job's rows are: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`)."""
+    """Location of a job's rows: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`)."""
 
     path: RowsPath = Field(description="File or folder inside a data root.")
     format: DataFormat = DataFormat.AUTO

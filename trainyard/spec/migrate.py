@@ -73,15 +73,15 @@ def trainer_words(value: Any) -> object:
     """
     if not isinstance(value, Mapping):
         return value
-    settings = renamed(value, RENAMED)
+    settings = rename_keys(value, RENAMED)
     method = settings.get("method")
     stage = OBJECTIVES.get(method.lower()) if isinstance(method, str) else None
-    if stage is not None and ("stage" not in settings or variant_of(settings, "stage")["type"] == stage):
+    if stage is not None and ("stage" not in settings or read_variant(settings, "stage")["type"] == stage):
         settings |= {"stage": settings.get("stage", stage), "method": USUAL["method"]}
     if isinstance(hyper := settings.get("hyperparameters"), Mapping):
-        settings["hyperparameters"] = inner = renamed(hyper, HYPERPARAMETERS)
+        settings["hyperparameters"] = inner = rename_keys(hyper, HYPERPARAMETERS)
         if "lr_scheduler" in hyper and isinstance(schedule := inner.get("schedule"), str):
-            inner["schedule"] = plain(schedule)
+            inner["schedule"] = normalize_word(schedule)
     folder, engine = settings.get("checkpoint_dir"), settings.get("engine", {})
     if isinstance(folder, str) and isinstance(engine, Mapping) and "mirror" not in engine:
         settings["engine"] = {**engine, "mirror": f"file:{quote(folder)}"}
@@ -118,7 +118,7 @@ def night_words(body: Any) -> object:
         return body
     moved = {old: value for key, value in preference.items() if (old := f"preference.{key}") in MOVED}
     written = any(not is_default(body, old, value) for old, value in moved.items())
-    return {**body, "stage": Stage.DPO.value} if written and variant_of(body, "stage")["type"] == "sft" else body
+    return {**body, "stage": Stage.DPO.value} if written and read_variant(body, "stage")["type"] == "sft" else body
 
 
 # Settings that moved into their stage or method
@@ -140,7 +140,7 @@ def move_settings(stored: JsonMapping) -> dict[str, object]:
             if old in MOVED:
                 move_setting(moved_settings, old, value)
             elif group in EMPTIED:  # a misspelt one, which is refused there
-                moved_settings[EMPTIED[group]] = {**variant_of(moved_settings, EMPTIED[group]), key: value}
+                moved_settings[EMPTIED[group]] = {**read_variant(moved_settings, EMPTIED[group]), key: value}
         moved_settings[group] = {key: value for key, value in settings.items() if f"{group}.{key}" not in MOVED}
         if group in EMPTIED:
             del moved_settings[group]
@@ -149,7 +149,7 @@ def move_settings(stored: JsonMapping) -> dict[str, object]:
 
 def move_setting(settings: JsonObject, old: str, value: Any) -> None:
     axis, _, name = MOVED[old].partition(".")
-    variant, readers = variant_of(settings, axis), readers_of(old)
+    variant, readers = read_variant(settings, axis), find_readers(old)
     if variant["type"] in readers:
         if variant.get(name, value) != value:
             args = {"old": old, "new": MOVED[old], "was": value, "now": variant[name], "instead": f"Remove {old}."}
@@ -165,14 +165,14 @@ def move_setting(settings: JsonObject, old: str, value: Any) -> None:
         raise PydanticCustomError("unread_setting", "Only {readers} reads {old}; here it would be ignored", args)
 
 
-def variant_of(settings: JsonMapping, axis: str) -> dict[str, object]:
+def read_variant(settings: JsonMapping, axis: str) -> dict[str, object]:
     """Return what is written of an axis, as a mapping with a `type`."""
     variant = settings.get(axis) or USUAL[axis]
     variant = variant.model_dump(exclude_unset=True) if isinstance(variant, Variant) else variant
     return {"type": USUAL[axis], **variant} if isinstance(variant, Mapping) else {"type": variant}
 
 
-def readers_of(old: str) -> dict[AxisValue, type[Variant]]:
+def find_readers(old: str) -> dict[AxisValue, type[Variant]]:
     """Return the values of the axis that have a setting of an earlier group, with their models."""
     axis, _, name = MOVED[old].partition(".")
     types = READERS.get(old.partition(".")[0], tuple(VARIANTS[axis]))
@@ -182,7 +182,7 @@ def readers_of(old: str) -> dict[AxisValue, type[Variant]]:
 def is_default(settings: JsonMapping, old: str, value: object) -> bool:
     """Return whether a setting is as an earlier version left it or wrote it out."""
     group, _, name = old.partition(".")
-    usual = [next(iter(readers_of(old).values())).model_fields[MOVED[old].partition(".")[2]].default]
+    usual = [next(iter(find_readers(old).values())).model_fields[MOVED[old].partition(".")[2]].default]
     if group == "lora":
         profile, rank = settings[group].get("profile", "platform"), settings[group].get("rank")
         usual.append(ADAPTER_PROFILES.get(profile, {}).get(name))
@@ -192,10 +192,10 @@ def is_default(settings: JsonMapping, old: str, value: object) -> bool:
 
 def spell_out(settings: JsonMapping) -> JsonObject:
     """Return the same with every stage and method as a mapping with its `type`."""
-    return {**settings, **{axis: variant_of(settings, axis) for axis in VARIANTS.keys() & settings.keys()}}
+    return {**settings, **{axis: read_variant(settings, axis) for axis in VARIANTS.keys() & settings.keys()}}
 
 
-def in_groups(config: JsonMapping) -> dict[str, object]:
+def group_settings(config: JsonMapping) -> dict[str, object]:
     """Return a complete config with the settings in the groups of earlier versions, which is what scripts read.
 
     Settings of another stage or method have their default there, but for one that has none.
@@ -204,7 +204,7 @@ def in_groups(config: JsonMapping) -> dict[str, object]:
     profile = ADAPTER_PROFILES[config["method"].get("profile", "platform")]
     for old, new in MOVED.items():
         (group, _, key), (axis, _, name) = old.partition("."), new.partition(".")
-        readers = readers_of(old)
+        readers = find_readers(old)
         if settings[axis] in readers:
             value = config[axis][name]
         else:  # earlier versions wrote out the defaults of what is not read
@@ -229,12 +229,12 @@ def list_deprecated(value: object, where: str = "") -> Iterator[str]:
             yield from list_deprecated(item, f"{where}{at}.")
 
 
-def renamed(settings: JsonMapping, names: Mapping[str, str]) -> dict[str, object]:
+def rename_keys(settings: JsonMapping, names: Mapping[str, str]) -> dict[str, object]:
     """Return the same with our names, but for a key whose own name is settings as well."""
     return {names.get(key, key) if names.get(key) not in settings else key: value for key, value in settings.items()}
 
 
-def plain(word: str) -> str:
+def normalize_word(word: str) -> str:
     """Return a name of an enumeration, such as `OneCycle`, as we write it."""
     return INNER_CAPITAL.sub("_", word).lower()
 
@@ -244,10 +244,10 @@ def device_word(value: Any) -> object:
     if not isinstance(value, str):
         return value
     word = value.strip().lower()
-    return "cuda" if named_gpu(word) == 0 else DEVICES.get(word, word)
+    return "cuda" if parse_gpu(word) == 0 else DEVICES.get(word, word)
 
 
-def named_gpu(word: str) -> int | None:
+def parse_gpu(word: str) -> int | None:
     """Return the number in `cuda:1`; None where there is none."""
     match = CUDA_NUMBER.fullmatch(word)
     return int(match[1]) if match else None

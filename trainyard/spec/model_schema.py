@@ -21,7 +21,7 @@ from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.axis import Variant
 
 
-def plain(value: object) -> str:
+def format_value(value: object) -> str:
     return str(value)
 
 
@@ -32,7 +32,7 @@ def section_name(path: str) -> str:
 
 @dataclass(frozen=True)
 class SettingRow:
-    """One setting of a model, in words."""
+    """A setting of a model, in words."""
 
     name: str
     type: str
@@ -43,7 +43,7 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class SettingSection:
-    """One model: the table of its settings."""
+    """A model: the table of its settings."""
 
     path: str
     text: str
@@ -62,7 +62,7 @@ class ModelSchema:
     model: type[BaseModel]
     name: str
     seen: dict[str, str] = field(default_factory=dict)
-    word: Callable[[object], str] = plain
+    word: Callable[[object], str] = format_value
     link: Callable[[str], str] = section_name
     root: JsonObject = field(init=False)
 
@@ -98,9 +98,9 @@ class ModelSchema:
         return tuple(
             SettingRow(
                 name=name,
-                type=self.type_of(field),
+                type=self.describe_type(field),
                 limits=", ".join(limits(field)),
-                default="required" if name in required else default_of(field),
+                default="required" if name in required else describe_default(field),
                 text=self.text_of(field),
             )
             for name, field in model["properties"].items()
@@ -113,27 +113,27 @@ class ModelSchema:
         texts = [self.models[reference].get("description", "") for reference in references(field)]
         return texts[0].split("\n\n")[0] if len(texts) == 1 else ""
 
-    def type_of(self, field: JsonMapping) -> str:
+    def describe_type(self, field: JsonMapping) -> str:
         """Return the values that a field takes."""
         if field.get("type") == "array":
-            return f"list of {self.type_of(field.get('items') or field['prefixItems'][0])}"
+            return f"list of {self.describe_type(field.get('items') or field['prefixItems'][0])}"
         if field.get("type") == "object":
             values = field.get("additionalProperties")
-            return f"mapping to {self.type_of(values)}" if isinstance(values, dict) and values else "mapping"
+            return f"mapping to {self.describe_type(values)}" if isinstance(values, dict) and values else "mapping"
         return self.scalar(field)
 
     def scalar(self, field: JsonMapping) -> str:
         if "$ref" in field:
             name = field["$ref"].rsplit("/", 1)[-1]
             path = self.seen.get(name)
-            return self.link(path) if path else self.type_of(self.models[name])
+            return self.link(path) if path else self.describe_type(self.models[name])
         if "const" in field:
             return self.word(field["const"])
         if "enum" in field:
             return " ".join(map(self.word, field["enum"]))
         if alternatives := field.get("anyOf") or field.get("oneOf"):
             return join_types(
-                self.type_of(alternative) for alternative in alternatives if alternative.get("type") != "null"
+                self.describe_type(alternative) for alternative in alternatives if alternative.get("type") != "null"
             )
         kind = str(field.get("format") or field.get("type", "any value"))
         return {"string": "text", "boolean": "true or false"}.get(kind, kind)
@@ -186,7 +186,7 @@ def number(value: object) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) and value == int(value) else str(value)
 
 
-def default_of(field: Mapping[str, object]) -> str:
+def describe_default(field: Mapping[str, object]) -> str:
     value = field.get("default")
     if value is None or (isinstance(value, dict) and value):
         return NO_DEFAULT

@@ -1,4 +1,4 @@
-"""What a night is asked to do: streams, budgets, buckets, where things are kept. Data only, read by `trainyard/night`.
+"""Spec of a night: streams, budgets, buckets, where things are kept. Data only, read by `trainyard/night`.
 
 Two phases share one device and never overlap: a model is served that turns documents into a knowledge graph, then it is
 stopped and small adapters are trained on what people did that day. Every time is in seconds of a monotonic clock; the
@@ -19,14 +19,14 @@ from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.json_types import JsonMapping
-from trainyard.spec.axes.axis import Strict, left_out
+from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
-from trainyard.spec.load.parse import reasons_of
-from trainyard.spec.migrate import night_words, variant_of
+from trainyard.spec.load.parse import build_reasons
+from trainyard.spec.migrate import night_words, read_variant
 from trainyard.spec.nodes import (
     DataSourceConfig,
     DataSourceNode,
@@ -96,7 +96,7 @@ BUCKETS = (BucketSpec(name="engineering", method="sft"), BucketSpec(name="appren
 
 
 class Window(Strict):
-    """When a night belongs to which date, and how long each part may take."""
+    """Time window of a night: its date, and the time limit of each part."""
 
     zone: str = Field("UTC", max_length=64, description="Name of a time zone, such as Europe/Berlin.")
     starts: str = Field(
@@ -122,16 +122,16 @@ class Window(Strict):
             raise ValueError(f"there is no time zone {zone!r}") from None
         return zone
 
-    def date_of(self, moment: float) -> str:
+    def find_date(self, moment: float) -> str:
         """Return the date (YYYYMMDD) of the night that a moment (Unix seconds) belongs to: from one start to the next.
 
         A night of 23 or 25 hours is still one night.
         """
         today = datetime.fromtimestamp(moment, ZoneInfo(self.zone)).date()
         days = (today + timedelta(days=count) for count in (1, 0, -1))
-        return next(day for day in days if self.start_of(day) <= moment).strftime("%Y%m%d")
+        return next(day for day in days if self.find_start(day) <= moment).strftime("%Y%m%d")
 
-    def start_of(self, day: date) -> float:
+    def find_start(self, day: date) -> float:
         """Return the Unix second at which the night of a date starts.
 
         Of a local time that occurs twice, it is the first. One that clocks skip starts an hour before the clock would
@@ -142,7 +142,7 @@ class Window(Strict):
 
 
 class Serving(Strict):
-    """Which model reads the documents, and how."""
+    """Model that reads the documents, and its settings."""
 
     profile: Name = Field("rules", description="A model profile of TRAINYARD_HOME/profiles or deployments/profiles.")
     model: str = Field("rules", min_length=1, max_length=256, description="Its name; a new one reads everything again.")
@@ -163,7 +163,7 @@ SETTLED_BY_THE_NIGHT: dict[str, tuple[object, str]] = {
 
 
 class Phase2(Strict):
-    """How adapters are made of full buckets."""
+    """Training of adapters from full buckets."""
 
     mode: Literal["inline", "remote"] = Field("inline", description="remote: `trainyard nightly worker` elsewhere.")
     train: bool = Field(True, description="false: only leave the markers.")
@@ -175,7 +175,7 @@ class Phase2(Strict):
         description="The stage is the bucket's method: what is written there are settings of the buckets of that "
         "method. `budget_s` bounds one training, within the budget of phase 2.",
     )
-    learning_rates: dict[BucketMethod, Annotated[float, Field(gt=0, le=1)]] = left_out(
+    learning_rates: dict[BucketMethod, Annotated[float, Field(gt=0, le=1)]] = omit_default(
         {},
         description="Peak by the method of a bucket. A `learning_rate` of `training` is that of the SFT buckets where "
         "there are any; other buckets have their stage's default.",
@@ -213,7 +213,7 @@ class Phase2(Strict):
 
 
 class NightConfig(Strict):
-    """One deployment of the night. `read_night` makes one from plain values."""
+    """A deployment of the night. `read_night` makes one from plain values."""
 
     tenant: Name = "default"
     documents: str = Field("examples/night", min_length=1, max_length=1024, description="Folder of the streams.")
@@ -253,12 +253,12 @@ def read_night(value: Mapping[str, object] | None = None) -> NightConfig:
     raises, `E-SPEC-…` for the rest.
     """
     settings = dict(value or {})
-    if reasons := scheduled_pretraining(settings):
+    if reasons := refuse_pretraining(settings):
         raise Refused(reasons, "A night does not pre-train.")
     try:
         config = NightConfig.model_validate(settings)
     except ValidationError as error:
-        raise Refused(reasons_of(error, NightConfig), "The night's config is not valid.") from error
+        raise Refused(build_reasons(error, NightConfig), "The night's config is not valid.") from error
     return require_trainable(config)
 
 
@@ -340,13 +340,13 @@ def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
     return list({(reason.code, reason.field, reason.because): reason for reason in placed}.values())
 
 
-def scheduled_pretraining(value: JsonMapping) -> list[Reason]:
+def refuse_pretraining(value: JsonMapping) -> list[Reason]:
     """Return a reason for each place that asks for the cpt stage: a new base takes weeks, and a person decides about
     it.
     """
     buckets, phase2 = value.get("buckets"), value.get("phase2")
     training = phase2.get("training") if isinstance(phase2, Mapping) else None
-    stage = variant_of(training, "stage")["type"] if isinstance(training, Mapping) else None
+    stage = read_variant(training, "stage")["type"] if isinstance(training, Mapping) else None
     fields = [
         f"buckets.{index}.method"
         for index, bucket in enumerate(buckets if isinstance(buckets, list | tuple) else ())
@@ -358,7 +358,7 @@ def scheduled_pretraining(value: JsonMapping) -> list[Reason]:
     return [Reason("R-NIGHT", None, field, because, instead) for field in fields]
 
 
-def checked_name(text: str, kind: str) -> str:
+def check_name(text: str, kind: str) -> str:
     """Return a tenant, role, bucket or run as part of a path. Raises `InvalidInput` (`E-NAME`)."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", text):
         raise InvalidInput(

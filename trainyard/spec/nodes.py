@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainyard.json_types import JsonObject
-from trainyard.spec.axes.axis import Strict, left_out
+from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import BAD_FRACTION, MADE_PORTS, DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.axes.targets import MergedFormat, TargetType
 from trainyard.spec.packages import BUCKETS
@@ -272,7 +272,7 @@ class AiGeneratorConfig(GeneratorAddress):
     template: GenerationTemplate = Field(GenerationTemplate.QA, description="What kind of rows is written.")
     prompt: LongText | None = Field(None, description="Own Jinja prompt (sandboxed); sees `document`.")
     wordings: int = Field(3, ge=1, le=8, description="Of each question; a validator after it holds out the last one.")
-    best_of: int = left_out(
+    best_of: int = omit_default(
         1, ge=1, le=64, description="Answers to each question, of which the one that a reward model scores best stays."
     )
     temperature: float = Field(0.7, ge=0, le=2, description="Of the sampling.")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Package(NamedTuple):
-    """What has to be importable, and what brings it."""
+    """Required modules, and the package that brings them."""
 
     modules: tuple[str, ...]
     """The package itself first, then what it needs and does not bring."""

@@ -39,7 +39,7 @@ that answer are offered as `policy` too and those that score as `scores`: a trai
 
 @dataclass(frozen=True)
 class Offer:
-    """What the nodes before some node hand to it on one channel."""
+    """Offers that the nodes before a node pass to it on one channel."""
 
     sources: tuple[Source, ...]
     """The nearest; more than one only when they are equally near and none was made from another."""
@@ -86,7 +86,7 @@ class Wiring:
 
 @dataclass(frozen=True)
 class PortNode:
-    """What the wiring needs to know of a node. `clear` is False where an error above makes its inputs unknowable."""
+    """View of a node for wiring. `clear` is False where an error above makes its inputs unknowable."""
 
     id: str
     type: str
@@ -104,11 +104,11 @@ def wire(nodes: Sequence[PortNode]) -> Wiring:
         offers = merge([after[need] for need in node.needs if need in after], wiring.inputs, position)
         inputs = take(node, offers)
         wiring.inputs[node.id] = inputs
-        outputs = made_by(node, offers)
+        outputs = list_offers(node, offers)
         wiring.produces[node.id] = tuple(
             dict.fromkeys(source.port for offer in outputs.values() for source in offer.sources)
         )
-        handed = handed_on(node, offers).items()
+        handed = pass_offers(node, offers).items()
         after[node.id] = {key: replace(offer, distance=offer.distance + 1) for key, offer in handed} | outputs
         if node.clear:
             wiring.missing += find_missing(node, offers, inputs)
@@ -119,12 +119,12 @@ def wire(nodes: Sequence[PortNode]) -> Wiring:
 # What a node makes
 
 
-def made_by(node: PortNode, offers: Offers) -> dict[Channel, Offer]:
+def list_offers(node: PortNode, offers: Offers) -> dict[Channel, Offer]:
     """Return what later nodes can take from this one, at distance 1."""
     if node.type == "validator":
         return {
             channel: Offer((Source(node_id=node.id, port=Port(channel)),), 1, offers[channel].certain)
-            for channel in map(channel_of, ROW_PORTS)
+            for channel in map(find_channel, ROW_PORTS)
             if channel in offers
         }
     ports, certain = products(node.config, node.type)
@@ -136,7 +136,7 @@ def made_by(node: PortNode, offers: Offers) -> dict[Channel, Offer]:
     return offers
 
 
-def handed_on(node: PortNode, offers: Offers) -> Offers:
+def pass_offers(node: PortNode, offers: Offers) -> Offers:
     """Return what later nodes may take of what reached a node. Behind a generator that chooses by a reward model the
     weights
     are those before that model: it has done its work, and nothing continues it."""
@@ -196,14 +196,14 @@ def kinds_of_set(source: SourceSet) -> tuple[Port, ...]:
 def take(node: PortNode, offers: Offers) -> Inputs:
     """Return the inputs of a node out of what is offered to it."""
     if isinstance(node.config, AiGeneratorConfig):
-        return {**pick(offers, "documents"), **(scores_of(offers) if node.config.best_of > 1 else {})}
+        return {**pick(offers, "documents"), **(find_scores(offers) if node.config.best_of > 1 else {})}
     if node.type == "validator":
-        rows = pick(offers, *map(channel_of, ROW_PORTS))
+        rows = pick(offers, *map(find_channel, ROW_PORTS))
         return {**pick(offers, "documents"), **rows} if rows else {}
     if isinstance(node.config, TrainerConfig):
-        return {**training_data(node.config.stage.type, offers), **weights_for(node.config.stage, offers)}
+        return {**training_data(node.config.stage.type, offers), **find_weights(node.config.stage, offers)}
     if node.type == "evaluator":
-        inputs = pick(offers, *map(channel_of, EVALUATED_PORTS), "weights")
+        inputs = pick(offers, *map(find_channel, EVALUATED_PORTS), "weights")
         if "weights" in offers and "control" in offers:
             (control,) = offers["control"].sources[:1]
             inputs[control.port] = (*inputs.get(control.port, ()), control)
@@ -219,16 +219,16 @@ def pick(offers: Offers, *channels: Channel) -> Inputs:
     return {source.port: (source,) for source in sources}
 
 
-def weights_for(stage: StageSettings, offers: Offers) -> Inputs:
+def find_weights(stage: StageSettings, offers: Offers) -> Inputs:
     """Return the weights that a trainer begins with; of a stage that draws completions never a reward model, which it
     takes
     next to them where it reads its scores."""
     if not stage.facts.draws_groups:
         return pick(offers, "weights")
-    return {**pick(offers, "policy"), **(scores_of(offers) if stage.reads_scores else {})}
+    return {**pick(offers, "policy"), **(find_scores(offers) if stage.reads_scores else {})}
 
 
-def scores_of(offers: Offers) -> Inputs:
+def find_scores(offers: Offers) -> Inputs:
     """Return the nearest reward model, if one is offered."""
     return {Port.REWARD: offers["scores"].sources[:1]} if "scores" in offers else {}
 
@@ -239,10 +239,10 @@ def training_data(stage: Stage, offers: Offers) -> Inputs:
 
     Where only reading the file shows its kind, every kind that the stage learns from is linked.
     """
-    own_ports = [(offers[channel_of(port)], port) for port in stage.facts.ports if channel_of(port) in offers]
+    own_ports = [(offers[find_channel(port)], port) for port in stage.facts.ports if find_channel(port) in offers]
     if not own_ports:
         alternatives = [
-            offers[channel_of(port)].sources[:1] for port in stage.facts.instead if channel_of(port) in offers
+            offers[find_channel(port)].sources[:1] for port in stage.facts.instead if find_channel(port) in offers
         ]
         return {stage.facts.ports[0]: alternatives[0]} if alternatives else {}
     offer, port = min(own_ports, key=lambda pair: pair[0].distance)
@@ -298,12 +298,12 @@ def unread_channels(node: PortNode) -> tuple[Channel, ...]:
 # Nearness
 
 
-def channel_of(port: Port) -> Channel:
+def find_channel(port: Port) -> Channel:
     return "weights" if port in (Port.ADAPTER, Port.MODEL) else port.value  # type: ignore[return-value]
 
 
 def channel_of_source(source: Source) -> Channel:
-    return "control" if source.control else channel_of(source.port)
+    return "control" if source.control else find_channel(source.port)
 
 
 def merge(
@@ -326,11 +326,11 @@ def nearer(offer: Offer, other: Offer, inputs: Mapping[str, Inputs], position: M
     if offer == other:
         return offer
     sources = tuple(dict.fromkeys((*offer.sources, *other.sources)))
-    remaining = tuple(s for s in sources if not any(t != s and made_from(t, s, inputs, position) for t in sources))
+    remaining = tuple(s for s in sources if not any(t != s and is_made_from(t, s, inputs, position) for t in sources))
     return Offer(remaining, offer.distance, offer.certain and other.certain)
 
 
-def made_from(result: Source, origin: Source, inputs: Mapping[str, Inputs], position: Mapping[str, int]) -> bool:
+def is_made_from(result: Source, origin: Source, inputs: Mapping[str, Inputs], position: Mapping[str, int]) -> bool:
     """Return whether `result` was made out of `origin`, over any number of nodes on the same channel."""
     channel = channel_of_source(origin)
     pending, seen = [result.node_id], {result.node_id}

@@ -38,25 +38,25 @@ def constant_with_warmup(step: int, total: int, warmup: int) -> float:
 
 
 def linear(step: int, total: int, warmup: int) -> float:
-    return rising(step, warmup) if step < warmup else max(0.0, 1.0 - passed(step, total, warmup))
+    return rising(step, warmup) if step < warmup else max(0.0, 1.0 - decay_progress(step, total, warmup))
 
 
 def cosine(step: int, total: int, warmup: int) -> float:
-    return rising(step, warmup) if step < warmup else half_wave(min(1.0, passed(step, total, warmup)))
+    return rising(step, warmup) if step < warmup else half_wave(min(1.0, decay_progress(step, total, warmup)))
 
 
 def cosine_with_restarts(step: int, total: int, warmup: int) -> float:
     """Half cosine waves that each begin at the peak (SGDR, arXiv 1608.03983)."""
     if step < warmup:
         return rising(step, warmup)
-    progress = passed(step, total, warmup)
+    progress = decay_progress(step, total, warmup)
     return half_wave(RESTART_CYCLES * progress % 1.0) if progress < 1.0 else 0.0
 
 
 def polynomial(step: int, total: int, warmup: int) -> float:
     if step < warmup:
         return rising(step, warmup)
-    return float(max(0.0, 1.0 - passed(step, total, warmup)) ** POLYNOMIAL_POWER)
+    return float(max(0.0, 1.0 - decay_progress(step, total, warmup)) ** POLYNOMIAL_POWER)
 
 
 def warmup_stable_decay(step: int, total: int, warmup: int) -> float:
@@ -82,8 +82,8 @@ def one_cycle(step: int, total: int, warmup: int) -> float:
     first, last = 1.0 / ONE_CYCLE_START, 1.0 / (ONE_CYCLE_START * ONE_CYCLE_END)
     top = warmup - 1
     if step < top:
-        return between(first, 1.0, step / top)
-    return between(1.0, last, min(1.0, (step - top) / max(1, total - 1 - top)))
+        return interpolate(first, 1.0, step / top)
+    return interpolate(1.0, last, min(1.0, (step - top) / max(1, total - 1 - top)))
 
 
 def rising(step: int, warmup: int) -> float:
@@ -91,7 +91,7 @@ def rising(step: int, warmup: int) -> float:
     return (step + 1) / (warmup + 1)
 
 
-def passed(step: int, total: int, warmup: int) -> float:
+def decay_progress(step: int, total: int, warmup: int) -> float:
     """Fraction of the steps after the warm-up that are done."""
     return (step - warmup) / max(1, total - warmup)
 
@@ -100,7 +100,7 @@ def half_wave(progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def between(start: float, end: float, progress: float) -> float:
+def interpolate(start: float, end: float, progress: float) -> float:
     return end + (start - end) * half_wave(progress)
 
 

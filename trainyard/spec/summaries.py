@@ -1,4 +1,4 @@
-"""One line about a node: the settings by which a reader knows it. Editors, job pages, notebooks and plans show it.
+"""Summaries of nodes in one line: the settings that distinguish them. Editors, job pages, notebooks and plans show it.
 
 sft · lora r32 · 3 epochs · lr 2e-4
 """
@@ -74,19 +74,19 @@ def format_rate(rate: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
-def count_of(number: float, noun: str) -> str:
+def format_count(number: float, noun: str) -> str:
     return f"{number:,g} {noun}" if number == 1 else f"{number:,g} {noun}s"
 
 
 def describe_source(config: DataSourceConfig, _base: str) -> list[str]:
     if config.mix is not None:
-        return ["mix of " + count_of(len(config.mix.sets), "set"), ", ".join(list(config.mix.sets)[:MOST_SETS])]
+        return ["mix of " + format_count(len(config.mix.sets), "set"), ", ".join(list(config.mix.sets)[:MOST_SETS])]
     if len(config.sets) > MOST_SETS:
-        return [count_of(len(config.sets), "set")]
+        return [format_count(len(config.sets), "set")]
     if config.sets:
         return [f"{port}: {name_set(source)}" for port, source in config.sets.items()]
     form = "" if config.format is DataFormat.AUTO else config.format.value
-    limit = f"at most {count_of(config.max_rows, 'row')}" if config.max_rows else ""
+    limit = f"at most {format_count(config.max_rows, 'row')}" if config.max_rows else ""
     return [name_set(config), form, limit]
 
 
@@ -104,7 +104,7 @@ def describe_generator(config: AiGeneratorConfig, _base: str) -> list[str]:
     writer = config.model or config.endpoint or (config.engine.value if config.engine else "by rule")
     kind = "" if config.template is GenerationTemplate.QA else config.template.value
     best = f"best of {config.best_of}" if config.best_of > 1 else ""
-    return ["by rule" if writer == "extractive" else writer, kind, count_of(config.count, "row"), best]
+    return ["by rule" if writer == "extractive" else writer, kind, format_count(config.count, "row"), best]
 
 
 def describe_validator(config: ValidatorConfig, _base: str) -> list[str]:
@@ -115,7 +115,7 @@ def describe_validator(config: ValidatorConfig, _base: str) -> list[str]:
 def describe_trainer(resolved: TrainerConfig, _base: str) -> list[str]:
     hyper, method = resolved.hyperparameters, resolved.method
     rank = f" r{method.rank}" if isinstance(method, LowRankSettings) and method.rank else ""
-    length = count_of(hyper.max_steps, "step") if hyper.max_steps else count_of(hyper.epochs or 0, "epoch")
+    length = format_count(hyper.max_steps, "step") if hyper.max_steps else format_count(hyper.epochs or 0, "epoch")
     stage = f"{resolved.stage.type.value} control" if resolved.control else resolved.stage.type.value
     backend = "" if resolved.backend is BackendName.NATIVE else resolved.backend.value
     rate = f"lr {format_rate(hyper.learning_rate)}" if hyper.learning_rate else ""

@@ -1,4 +1,4 @@
-"""What a trainer node or a training job asks for: stage, method, backend and their settings."""
+"""Spec of a trainer node or a training job: stage, method, backend and their settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard.spec.axes.axis import MainFloat, MainInt, Strict, left_out
+from trainyard.spec.axes.axis import MainFloat, MainInt, Strict, omit_default
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import BAD_FRACTION
 from trainyard.spec.axes.devices import Device, Precision
@@ -33,7 +33,7 @@ from trainyard.spec.axes.stages import (
     StageSettings,
 )
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.migrate import device_word, named_gpu, trainer_words
+from trainyard.spec.migrate import device_word, parse_gpu, trainer_words
 
 FUSED = "moves the weights inside the backward pass: gradients could be neither accumulated, clipped nor saved"
 NO_STEP_OF_THEIR_OWN = {
@@ -45,11 +45,11 @@ NO_STEP_OF_THEIR_OWN = {
 DEFAULT_EVAL_SHARE, DEFAULT_SAMPLE_TOKENS = 0.05, 64
 DEFAULT_BATCH = 4
 DEFAULT_MAX_LENGTH = 512
-"""Tokens of a row that nobody has chosen; a base with a shorter table of positions lowers it."""
+"""Default tokens of a row; a base with a shorter table of positions lowers it."""
 
 
 class Hyperparameters(Strict):
-    """How the optimisation runs. What is left out takes the vetted value of its stage and method."""
+    """Settings of the optimisation. What is left out takes the vetted value of its stage and method."""
 
     epochs: MainFloat | None = Field(None, gt=0, le=10_000, description="Passes over the rows.")
     max_steps: MainInt | None = Field(None, ge=1, le=10_000_000, description="Optimizer steps; wins over epochs.")
@@ -105,7 +105,7 @@ Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class EngineSettings(Strict):
-    """How the native engine carries a training out; other backends take none of it."""
+    """Settings of the native engine; other backends take none of it."""
 
     batching: Literal["auto", "padded", "buckets", "packed"] = Field(
         "auto", description="auto: packed with per-document attention on CUDA, token-budget length buckets on a CPU."
@@ -144,7 +144,7 @@ class EngineSettings(Strict):
 
 
 class LaunchSettings(Strict):
-    """How the processes of a training are started, and what happens when one does not fit."""
+    """Launch of a training's processes, and the reaction to one that does not fit."""
 
     strategy: Strategy = Strategy.SINGLE
     processes: int = Field(1, ge=1, le=1024, description="Processes that train together, one for each device.")
@@ -165,7 +165,7 @@ def bare_metric(value: Any) -> object:
     return value.removeprefix("eval_") if isinstance(value, str) else value
 
 
-def without_effect(setting: str, instead: str) -> PydanticCustomError:
+def no_effect_error(setting: str, instead: str) -> PydanticCustomError:
     """Return the error of settings that exclude each other or that nothing reads."""
     return PydanticCustomError("eval_settings", "{what}", {"what": setting, "instead": instead})
 
@@ -210,13 +210,13 @@ class EvalSettings(Strict):
     def each_has_an_effect(self) -> EvalSettings:
         """Refuse settings that exclude each other or that nothing would read."""
         if self.share is not None and self.set is not None:
-            raise without_effect("An evaluation takes either a share or a set", "Remove share or set.")
+            raise no_effect_error("An evaluation takes either a share or a set", "Remove share or set.")
         if self.load_best and not self.keep_best:
-            raise without_effect("An evaluation with load_best needs its best checkpoint", "Use a keep_best of 1.")
+            raise no_effect_error("An evaluation with load_best needs its best checkpoint", "Use a keep_best of 1.")
         if self.min_delta and self.patience is None:
-            raise without_effect("An evaluation without patience does not read min_delta", "Add patience.")
+            raise no_effect_error("An evaluation without patience does not read min_delta", "Add patience.")
         if self.sample_tokens != DEFAULT_SAMPLE_TOKENS and not self.samples:
-            raise without_effect("An evaluation without samples does not read sample_tokens", "Add samples.")
+            raise no_effect_error("An evaluation without samples does not read sample_tokens", "Add samples.")
         return self
 
     @property
@@ -231,7 +231,7 @@ class EvalSettings(Strict):
 
 
 class RopeScaling(Strict):
-    """How the rotary positions of a base are scaled to a longer context."""
+    """Scaling of a base's rotary positions to a longer context."""
 
     type: Literal["linear", "yarn"] = Field("yarn", description="As transformers computes it (arXiv 2309.00071).")
     factor: float = Field(gt=1, le=1024, description="New context over the base's own.")
@@ -252,7 +252,7 @@ class RopeScaling(Strict):
 
 
 class TrainingSettings(Strict):
-    """What a trainer node and the body of a job have in common."""
+    """Common settings of a trainer node and the body of a job."""
 
     stage: AnyStage = Field(
         Stage.SFT.settings(),
@@ -279,14 +279,14 @@ class TrainingSettings(Strict):
     eval: EvalSettings | None = Field(
         None, description="Evaluation during training; none by default.", exclude_if=lambda value: value is None
     )
-    extra: dict[str, JsonValue] | None = left_out(
+    extra: dict[str, JsonValue] | None = omit_default(
         None,
         min_length=1,
         max_length=64,
         description="Keys of the tool's own configuration (backend axolotl), checked by its schema.",
     )
-    rope: RopeScaling | None = left_out(None, description="Scaling of the base's positions; none by default.")
-    added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = left_out(
+    rope: RopeScaling | None = omit_default(None, description="Scaling of the base's positions; none by default.")
+    added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = omit_default(
         (), max_length=4096, description="Tokens that the base gets: a row of embeddings and of the output layer each."
     )
     device: Device = Device.AUTO
@@ -302,7 +302,7 @@ class TrainingSettings(Strict):
     def read_device(cls, value: Any) -> object:
         """Refuse the number of a GPU above 0: which one is taken shows when one is free."""
         word = device_word(value)
-        number = named_gpu(word) if isinstance(word, str) else None
+        number = parse_gpu(word) if isinstance(word, str) else None
         if number is not None:
             args = {
                 "word": word,
@@ -320,7 +320,7 @@ class TrainingSettings(Strict):
 
 
 class TrainerConfig(TrainingSettings):
-    """One training execution: a node of a chain, or the body of a job."""
+    """A training execution: a node of a chain, or the body of a job."""
 
     adapter: Literal["continue", "stack", "merge"] = Field(
         "continue", description="What a trainer does with the adapter of an earlier trainer."
@@ -331,7 +331,7 @@ class TrainerConfig(TrainingSettings):
         "facts; or, for latent coconut, the same curriculum with pauses in place of its thoughts.",
     )
     reuse: bool = Field(True, description="Take the finished result of an identical run from the store.")
-    max_bad_fraction: float | None = left_out(
+    max_bad_fraction: float | None = omit_default(
         None, ge=0, le=1,
         description="Share of rows that the chat template may refuse before the run fails; default: the smallest of "
         "the data sources before it.",

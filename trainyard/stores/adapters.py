@@ -31,8 +31,8 @@ from trainyard.json_types import JsonObject
 from trainyard.spec.chain import digest
 from trainyard.spec.load.parse import suggest
 from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, require_inside
-from trainyard.stores.schema import read_versioned, versioned
-from trainyard.stores.whole import MANIFEST, describe, files_below, remove_folder, write_whole
+from trainyard.stores.schema import add_version, read_versioned
+from trainyard.stores.whole import MANIFEST, describe, list_files, remove_folder, write_whole
 
 LIVE_FILE = "live.json"
 LOCK_FILE = ".lock"
@@ -51,7 +51,7 @@ _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, err
 
 
 class AdapterVersion(BaseModel):
-    """One registered version, as its manifest says."""
+    """A registered version, as its manifest says."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -84,7 +84,7 @@ class AdapterVersion(BaseModel):
 
 @dataclass(frozen=True)
 class Live:
-    """Which version is live (None: none), and how it came to that, oldest first."""
+    """Live version (None: none) and its history, oldest first."""
 
     version: int | None
     history: tuple[JsonObject, ...]
@@ -153,13 +153,13 @@ class AdapterRegistry:
 
     def list(self, tenant: str | None = None, role: str | None = None) -> list[AdapterVersion]:
         """Every complete version, by tenant, role and number: no unfinished registrations, and no deleted versions."""
-        tenants = [checked(tenant)] if tenant else folders_in(self.files, self.root)
+        tenants = [check_name(tenant)] if tenant else list_folders(self.files, self.root)
         folders = [
             self.root / tenant_name / name
             for tenant_name in tenants
-            for name in ([checked(role)] if role else folders_in(self.files, self.root / tenant_name))
+            for name in ([check_name(role)] if role else list_folders(self.files, self.root / tenant_name))
         ]
-        manifests = [folder / name / MANIFEST for folder in folders for name in folders_in(self.files, folder)]
+        manifests = [folder / name / MANIFEST for folder in folders for name in list_folders(self.files, folder)]
         paths = [path for path in manifests if _VERSION.fullmatch(path.parent.name) and self.files.exists(path)]
         versions = [read_manifest(path, self.files) for path in paths]
         return sorted(
@@ -169,7 +169,7 @@ class AdapterRegistry:
 
     def highest(self, tenant: str, role: str) -> int:
         """Return the highest number that was ever taken here, also by a registration that died; 0 if none was."""
-        return max(numbers_in(self.files, self._folder(tenant, role)), default=0)
+        return max(list_numbers(self.files, self._folder(tenant, role)), default=0)
 
     def show(self, name: str) -> AdapterVersion:
         """Return the version of `<tenant>/<role>/v<N>`, or the live one of `<tenant>/<role>`.
@@ -194,7 +194,7 @@ class AdapterRegistry:
             number = self.live(tenant, role).version
             if number is None:
                 otherwise = f"List the versions with `trainyard adapters list`, or name one: {name}/v1."
-                roles = folders_in(self.files, self.root / tenant)
+                roles = list_folders(self.files, self.root / tenant)
                 raise NotFound(
                     f"No version of {name!r} is live.",
                     do=otherwise if role in roles else suggest(role, roles, otherwise),
@@ -216,7 +216,7 @@ class AdapterRegistry:
             facts = {**{key: value for key, value in version.facts.items() if key not in (RUN, RUN_BECAUSE)}, **run}
             if facts != version.facts and not version.deleted:
                 version = version.model_copy(update={"facts": facts})
-                write_whole(self.files, self.path(version) / MANIFEST, to_json(manifest_of(version)))
+                write_whole(self.files, self.path(version) / MANIFEST, to_json(read_version_manifest(version)))
         return version
 
     def delete(self, name: str) -> AdapterVersion:
@@ -236,7 +236,7 @@ class AdapterRegistry:
                 )
             if not version.deleted:
                 version = version.model_copy(update={"deleted": self.now()})
-                write_whole(self.files, self.path(version) / MANIFEST, to_json(manifest_of(version)))
+                write_whole(self.files, self.path(version) / MANIFEST, to_json(read_version_manifest(version)))
             for path in (
                 self.path(version) / name for name in self.files.listdir(self.path(version)) if name != MANIFEST
             ):
@@ -310,7 +310,7 @@ class AdapterRegistry:
         with self.files.locked(folder / LOCK_FILE):
             history = [*self.live(tenant, role).history, {"version": number, "action": action, "at": self.now()}]
             value = {"version": number, "history": history[-MOST_HISTORY:]}
-            write_whole(self.files, folder / LIVE_FILE, to_json(versioned("live", value)))
+            write_whole(self.files, folder / LIVE_FILE, to_json(add_version("live", value)))
 
     @contextmanager
     def deploying(self, tenant: str, role: str) -> Iterator[None]:
@@ -322,7 +322,7 @@ class AdapterRegistry:
 
     def _folder(self, tenant: str, role: str) -> Path:
         """Return the role's folder, after a check that neither a name nor a link leads out of the root."""
-        folder = self.root / checked(tenant) / checked(role)
+        folder = self.root / check_name(tenant) / check_name(role)
         return require_inside(self.root, folder, f"The folder of {tenant}/{role}", "the registry")
 
     def _with_key(self, tenant: str, role: str, source: Path, run_key: str) -> AdapterVersion | None:
@@ -355,12 +355,12 @@ class AdapterRegistry:
     def _fill(self, version: AdapterVersion, target: Path, source: Path) -> AdapterVersion:
         """Bring the files in, then the manifest. What a failure leaves is an empty folder that keeps the number."""
         try:
-            for path in files_below(self.files, source):
+            for path in list_files(self.files, source):
                 if path != source / MANIFEST:
                     take(self.files, path, target / path.relative_to(source))
             files = describe(self.files, target)
             complete = version.model_copy(update={"files": files, "sha256": files_digest(files)})
-            write_whole(self.files, target / MANIFEST, to_json(manifest_of(complete)))
+            write_whole(self.files, target / MANIFEST, to_json(read_version_manifest(complete)))
         except OSError as error:
             empty(self.files, target)
             if error.errno not in NO_SPACE:
@@ -391,7 +391,7 @@ def parse_name(name: str) -> tuple[str, str, int | None]:
     return match["tenant"], match["role"], int(match["version"]) if match["version"] else None
 
 
-def checked(name: str) -> str:
+def check_name(name: str) -> str:
     """Return a tenant or role name; raises `InvalidInput` (`E-NAME`) for anything that could leave the root."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(
@@ -415,7 +415,7 @@ def check_source(source: Path, files: Files) -> None:
             do="Replace the link by the file.",
             code="E-ADAPTER-INVALID",
         )
-    paths = files_below(files, source)
+    paths = list_files(files, source)
     pickled = [path for path in paths if path.suffix in PICKLED]
     if pickled:
         raise InvalidInput(
@@ -432,20 +432,20 @@ def check_source(source: Path, files: Files) -> None:
         )
 
 
-def folders_in(files: Files, folder: Path) -> list[str]:
+def list_folders(files: Files, folder: Path) -> list[str]:
     """Names of the folders in a folder that may not be there."""
     names = files.listdir(folder) if files.is_folder(folder) else []
     return [name for name in names if files.is_folder(folder / name)]
 
 
-def numbers_in(files: Files, folder: Path) -> list[int]:
+def list_numbers(files: Files, folder: Path) -> list[int]:
     names = files.listdir(folder) if files.is_folder(folder) else []
     return [int(match.group(1)) for name in names if (match := _VERSION.fullmatch(name))]
 
 
 def reserve(files: Files, folder: Path) -> int:
     """Return the next number, made ours by `mkdir`. Numbers of unfinished registrations count as taken."""
-    number = max(numbers_in(files, folder), default=0) + 1
+    number = max(list_numbers(files, folder), default=0) + 1
     while not files.mkdir(folder / f"v{number}"):
         number += 1
     return number
@@ -472,7 +472,7 @@ def empty(files: Files, folder: Path) -> None:
     if files.exists(folder / MANIFEST):  # first of all, and for certain: what has a manifest counts as whole
         files.unlink(folder / MANIFEST)
         files.fsync_folder(folder)
-    for path in files_below(files, folder):
+    for path in list_files(files, folder):
         files.unlink(path)
 
 
@@ -480,9 +480,9 @@ def to_json(value: object) -> bytes:
     return json.dumps(value, indent=1, sort_keys=True).encode()
 
 
-def manifest_of(version: AdapterVersion) -> JsonObject:
+def read_version_manifest(version: AdapterVersion) -> JsonObject:
     """Return what a version's manifest says; of a version that is there, nothing about a deletion."""
-    return versioned("adapter", version.model_dump(mode="json", exclude=set() if version.deleted else {"deleted"}))
+    return add_version("adapter", version.model_dump(mode="json", exclude=set() if version.deleted else {"deleted"}))
 
 
 def read_manifest(path: Path, files: Files) -> AdapterVersion:

@@ -27,7 +27,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
 from trainyard.stores import whole
 from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, translate_os_errors
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import MANIFEST, REPLACED, flush_name
 
 LOCK = ".lock"
@@ -37,7 +37,7 @@ Facts = dict[str, Any]
 
 
 class Reference(BaseModel):
-    """What travels between nodes: where a finished result is and what it is, never the data itself."""
+    """Reference to a finished result, which travels between nodes instead of the data."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,7 +57,7 @@ class Reference(BaseModel):
 
 
 class NodeOutput(BaseModel):
-    """What a node returns: one reference per port that it fills, and facts for the plan table and the report."""
+    """Output of a node: one reference per port that it fills, and facts for the plan table and the report."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,7 +76,7 @@ class ProducedSet(BaseModel):
 
 
 class Produced(BaseModel):
-    """What a room's function left in the folder that it was given: port -> (sub-folder, rows, facts)."""
+    """Files that a function left in its folder: port -> (sub-folder, rows, facts)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -142,9 +142,11 @@ class ArtifactStore:
         described = whole.describe(self.files, temporary)
         outputs = {port: reference(final, temporary, port, part, described) for port, part in produced.outputs.items()}
         output = NodeOutput(key=key, outputs=outputs, facts=produced.facts)
-        whole.seal(self.files, temporary, described, versioned("artifact", {"output": output.model_dump(mode="json")}))
+        whole.seal(
+            self.files, temporary, described, add_version("artifact", {"output": output.model_dump(mode="json")})
+        )
         if self.files.is_folder(final) and (replace or not self.files.exists(final / MANIFEST)):
-            whole.move_folder(self.files, final, replaced_by(temporary))
+            whole.move_folder(self.files, final, find_replaced(temporary))
         try:
             whole.move_folder(self.files, temporary, final)
         except Conflict:
@@ -156,7 +158,7 @@ class ArtifactStore:
 
     def settle(self, temporary: Path) -> None:
         """Remove the work folder of a dead process; a result that it was about to exchange is put back."""
-        replaced = replaced_by(temporary)
+        replaced = find_replaced(temporary)
         if self.files.exists(replaced / MANIFEST):
             key = json.loads(self.files.read(replaced / MANIFEST))["output"]["key"]
             whole.finish_exchange(self.files, replaced, self.folder(key))
@@ -178,7 +180,7 @@ def mark_used(store: ArtifactStore, folder: Path) -> bool:
     return True
 
 
-def take_away(store: ArtifactStore, folder: Path, unused_since: float, target: Path) -> bool:
+def move_unused(store: ArtifactStore, folder: Path, unused_since: float, target: Path) -> bool:
     """Move a result that was last used before `unused_since` to `target`; False if it was used meanwhile or is gone.
 
     A lock orders this and `mark_used`: a finder has the result whole, or there is none.
@@ -190,7 +192,7 @@ def take_away(store: ArtifactStore, folder: Path, unused_since: float, target: P
     return True
 
 
-def replaced_by(temporary: Path) -> Path:
+def find_replaced(temporary: Path) -> Path:
     """Where the result lies that this work folder is to replace."""
     return temporary.with_name(f"{temporary.name}{REPLACED}")
 

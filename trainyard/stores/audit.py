@@ -29,7 +29,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
-from trainyard.cancellation import while_caller_waits
+from trainyard.cancellation import iterate_until_departure
 from trainyard.errors import Corrupt
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
@@ -46,7 +46,7 @@ HEAD_BYTES = 128
 
 @dataclass(frozen=True)
 class LogVerification:
-    """What a reading of the whole log found."""
+    """Result of verifying the whole log."""
 
     files: int
     lines: int
@@ -57,7 +57,7 @@ class LogVerification:
 
 @dataclass(frozen=True)
 class LogEnd:
-    """Where a log ends: its newest file, how long that is, and number and hash of the last line."""
+    """End of a log: its newest file, how long that is, and number and hash of the last line."""
 
     path: Path
     size: int
@@ -113,8 +113,8 @@ class AuditLog:
         is_known = last_end is not None and last_end.is_still(self.max_file_bytes)
         end = last_end if last_end is not None and is_known else find_end(self.folder)
         is_full = end.size >= self.max_file_bytes
-        path = self.folder / log_name(number_of(end.path) + 1) if is_full else end.path
-        line, digest = sealed({"seq": end.seq + 1, **entry, "previous": end.digest})
+        path = self.folder / log_name(parse_number(end.path) + 1) if is_full else end.path
+        line, digest = seal_entry({"seq": end.seq + 1, **entry, "previous": end.digest})
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = end.size if is_known else os.fstat(descriptor).st_size
@@ -146,8 +146,8 @@ class AuditLog:
         """Yield every line that can be read; those that were cut off by a power cut are left out."""
         files = log_files(self.folder)
         for path in reversed(files) if newest_first else files:
-            lines = while_caller_waits(path.read_bytes().splitlines())
-            rows = [value for data in lines if (value := parsed(data)) is not None]
+            lines = iterate_until_departure(path.read_bytes().splitlines())
+            rows = [value for data in lines if (value := parse_line(data)) is not None]
             yield from reversed(rows) if newest_first else rows
 
 
@@ -155,16 +155,16 @@ def log_name(number: int) -> str:
     return f"audit-{number:06d}.jsonl"
 
 
-def number_of(path: Path) -> int:
+def parse_number(path: Path) -> int:
     return int(path.stem.removeprefix("audit-"))
 
 
 def log_files(folder: Path) -> list[Path]:
     """Return the files of a log, the oldest first."""
-    return sorted(folder.glob("audit-[0-9]*.jsonl"), key=number_of)
+    return sorted(folder.glob("audit-[0-9]*.jsonl"), key=parse_number)
 
 
-def sealed(entry: Mapping[str, object]) -> tuple[bytes, str]:
+def seal_entry(entry: Mapping[str, object]) -> tuple[bytes, str]:
     """Return a line with its hash, and the hash: the canonical form without it, into which it is put at its place.
 
     A value of bytes is in canonical form already: an entry may have eight kilobytes of fields, and two lines.
@@ -190,7 +190,7 @@ def canonical(value: Any) -> bytes:
     return CANONICAL.encode(value).encode()
 
 
-def parsed(data: bytes) -> JsonObject | None:
+def parse_line(data: bytes) -> JsonObject | None:
     """Return a line as it was written; None for what is not a whole one."""
     try:
         value = json.loads(data)
@@ -214,7 +214,7 @@ def last_line(files: list[Path]) -> tuple[int, str]:
             stream.seek(max(0, size - TAIL_BYTES))
             tail = stream.read()
         for data in reversed(tail.splitlines()):
-            if (value := parsed(data)) is not None:
+            if (value := parse_line(data)) is not None:
                 return int(value["seq"]), str(value["hash"])
         if size > TAIL_BYTES:
             raise Corrupt(
@@ -230,8 +230,8 @@ def verify_log(folder: Path) -> LogVerification:
     files = log_files(folder)
     seq, previous, count, first = 0, BEGINNING, 0, 0
     for path in files:
-        for number, data in enumerate(while_caller_waits(path.read_bytes().splitlines()), 1):
-            value, where = parsed(data), f"{path.name}:{number}"
+        for number, data in enumerate(iterate_until_departure(path.read_bytes().splitlines()), 1):
+            value, where = parse_line(data), f"{path.name}:{number}"
             if value is None:
                 problems.append(f"{where} is not a whole line: cut off by a power cut, or changed")
                 continue

@@ -27,7 +27,7 @@ from trainyard.json_types import JsonObject
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.files import DISK, Files, make_folders, translate_os_errors
 from trainyard.stores.live.job_ids import CHAIN_ID, ID_BYTES
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import create_whole, remove_folder
 
 TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -39,7 +39,7 @@ MOST_SUMMARIES = 20_000
 
 
 class StoredChain(BaseModel):
-    """One revision of a chain."""
+    """A revision of a chain."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -83,12 +83,12 @@ class ChainStore:
         """
         chain = chain.model_copy(update={"created": self.now()})
         path = self.root / chain.tenant / chain.id / f"{chain.revision}.json"
-        data = json.dumps(versioned("chain", chain.model_dump(mode="json"))).encode()
+        data = json.dumps(add_version("chain", chain.model_dump(mode="json"))).encode()
         try:
             with translate_os_errors(f"The chain {chain.name} was not stored"):
                 create_whole(self.files, path, data, word=secrets.token_hex(4))
         except FileNotFoundError as error:
-            raise no_chain(chain.id) from error
+            raise no_chain_error(chain.id) from error
         return chain
 
     def list(self, tenant: str = "") -> list[StoredChain]:
@@ -110,7 +110,7 @@ class ChainStore:
             beginning = [chain for chain in chains if chain.name.startswith(name) or chain.id.startswith(name)]
             matches = matches or (beginning if len(beginning) == 1 else [])
         if not matches:
-            raise no_chain(name)
+            raise no_chain_error(name)
         if len(matches) > 1:
             raise Conflict(
                 f"{name!r} is the name of {len(matches)} stored chains: "
@@ -136,7 +136,7 @@ class ChainStore:
         try:
             self.files.rename_noreplace(folder, trash)
         except FileNotFoundError as error:
-            raise no_chain(chain.id) from error
+            raise no_chain_error(chain.id) from error
         self.files.fsync_folder(folder.parent)
         remove_folder(self.files, trash)
 
@@ -161,7 +161,7 @@ def read_revision(path: Path, files: Any) -> StoredChain:
     return StoredChain.model_validate(read_versioned("chain", files.read(path), path))
 
 
-def no_chain(name: str) -> NotFound:
+def no_chain_error(name: str) -> NotFound:
     return NotFound(
         f"There is no stored chain {name!r}.", do="List them by `trainyard chains list`.", code="E-NOT-FOUND"
     )

@@ -26,7 +26,7 @@ from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput, Unavailable
 from trainyard.stores.clock import Clock, RealClock
 from trainyard.stores.files import DISK, Files, make_folders, translate_os_errors
-from trainyard.stores.schema import unversioned, versioned
+from trainyard.stores.schema import add_version, strip_version
 
 POINTS = ("ledger.appending", "ledger.appended", "ledger.flushed")
 """Where `at` is called."""
@@ -39,7 +39,7 @@ _BODY_AT = len(_HEAD) + 64 + len(_MIDDLE)
 
 @dataclass(frozen=True)
 class DocumentKey:
-    """What makes a document be done: its content, the stream it came by, and who read it."""
+    """Key of a finished document: its content, the stream it came by, and who read it."""
 
     content_sha256: str
     stream: str
@@ -49,7 +49,7 @@ class DocumentKey:
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one document."""
+    """Outcome of one document."""
 
     key: DocumentKey
     name: str
@@ -114,7 +114,7 @@ class DocumentLedger:
         checked = [check_entry(entry) for entry in entries]
         with translate_os_errors("The document ledger was not written"), self.files.locked(self._lock):
             self._catch_up()
-            new = [self._stamped(entry) for entry in dict.fromkeys(checked) if not self._has(entry)]
+            new = [self._stamp(entry) for entry in dict.fromkeys(checked) if not self._has(entry)]
             if new:
                 self._append(b"".join(to_line(entry) for entry in new))
             for entry in new:
@@ -136,7 +136,7 @@ class DocumentLedger:
         entries = [entry for (_, key), entry in self._names.items() if key == name]
         return max(entries, key=lambda entry: entry.at, default=None)
 
-    def _stamped(self, entry: Entry) -> Entry:
+    def _stamp(self, entry: Entry) -> Entry:
         return entry if entry.at else replace(entry, at=self.clock.now())
 
     def _has(self, entry: Entry) -> bool:
@@ -213,7 +213,7 @@ def check_entry(entry: Entry) -> Entry:
 def to_line(entry: Entry) -> bytes:
     """Return the entry as one line with its checksum. Invalid Unicode is replaced, since JSON cannot encode it."""
     fields = {**vars(entry), "key": vars(entry.key), "name": _clean(entry.name), "reason": _clean(entry.reason)}
-    body = orjson.dumps(versioned("document", fields))
+    body = orjson.dumps(add_version("document", fields))
     return b"".join((_HEAD, hashlib.sha256(body).hexdigest().encode(), _MIDDLE, body, _TAIL, b"\n"))
 
 
@@ -222,7 +222,7 @@ def from_line(line: bytes) -> Entry | None:
     body = line[_BODY_AT : -len(_TAIL)]
     if line != b"".join((_HEAD, hashlib.sha256(body).hexdigest().encode(), _MIDDLE, body, _TAIL)):
         return None
-    fields = unversioned("document", orjson.loads(body), "An entry of the document ledger")
+    fields = strip_version("document", orjson.loads(body), "An entry of the document ledger")
     return Entry(**{**fields, "key": DocumentKey(**fields["key"])})
 
 

@@ -99,19 +99,19 @@ class RealFiles:
         return path.read_bytes()
 
     def write(self, path: Path, data: bytes) -> None:
-        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+        with _open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
             _write_all(descriptor, data)
 
     def append(self, path: Path, data: bytes) -> None:
-        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+        with _open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
             _write_all(descriptor, data)
 
     def fsync(self, path: Path) -> None:
-        with _opened(path, os.O_RDONLY) as descriptor:  # which a file that nobody may write allows, too
+        with _open_fd(path, os.O_RDONLY) as descriptor:  # which a file that nobody may write allows, too
             os.fsync(descriptor)
 
     def fsync_folder(self, path: Path) -> None:
-        with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        with _open_fd(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
             os.fsync(descriptor)
 
     def rename_noreplace(self, source: Path, target: Path) -> None:
@@ -160,7 +160,7 @@ class RealFiles:
     @contextmanager
     def locked(self, path: Path) -> Iterator[None]:
         while True:
-            with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+            with _open_fd(path, os.O_RDWR | os.O_CREAT) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 if not is_open(path, descriptor):  # the process that sweeps lock files removed it meanwhile
                     continue
@@ -268,7 +268,7 @@ def file_exists(target: Path) -> Conflict:
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _open_fd(path: Path, flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         yield descriptor

@@ -25,7 +25,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
 from trainyard.stores.files import DISK, Files, make_folders
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 RECORD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -41,7 +41,7 @@ class SubmittingProcess(BaseModel):
 
 
 class JobRecord(BaseModel):
-    """One job as a list shows it."""
+    """A job as a list shows it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -86,7 +86,7 @@ class JobStore:
         now = self.now()
         record = record.model_copy(update={"created": record.created or now, "updated": now})
         make_folders(self.files, self.folder)
-        write_json_durably(self.path(record.id), versioned("job", record.model_dump(mode="json")), self.files)
+        write_json_durably(self.path(record.id), add_version("job", record.model_dump(mode="json")), self.files)
         return record
 
     def get(self, job_id: str) -> JobRecord:
@@ -123,7 +123,7 @@ def read(path: Path, files: Files = DISK) -> JobRecord | None:
 
 
 class RunNote(BaseModel):
-    """What somebody wrote about a run."""
+    """Note that a user wrote about a run."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -155,10 +155,10 @@ class NoteStore:
             return
         make_folders(self.files, self.folder)
         note = RunNote(text=text.strip(), author=author, updated=time.time())
-        write_json_durably(path, versioned("note", note.model_dump(mode="json")), self.files)
+        write_json_durably(path, add_version("note", note.model_dump(mode="json")), self.files)
 
     def read(self, run_id: str) -> RunNote | None:
-        """Return the note of a run; None where nobody wrote one, or the file is not one."""
+        """Return the note of a run; None where there is none, or the file is not one."""
         path = self.path(run_id)
         try:
             return RunNote.model_validate(read_versioned("note", self.files.read(path), path))

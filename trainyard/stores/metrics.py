@@ -1,4 +1,4 @@
-"""What a training reported while it ran: its progress, metrics and loss curve, from the events of its work folder.
+"""Reports of a training: its progress, metrics and loss curve, from the events of its work folder.
 
 The file is append-only and belongs to the trainer; nothing is copied. A restart trains some steps again: the later
 word on a step counts, and steps beyond the checkpoint that it continued from are forgotten.
@@ -20,7 +20,7 @@ class Frozen(BaseModel):
 
 
 class TrainingProgress(Frozen):
-    """How far a training is. None: it has not said so yet."""
+    """Progress of a training. None: it has not said so yet."""
 
     step: int = 0
     total_steps: int | None = None
@@ -31,7 +31,7 @@ class TrainingProgress(Frozen):
 
 
 class TrainingMetrics(Frozen):
-    """What a training came to so far."""
+    """Totals of a training so far."""
 
     train_loss: float | None = None
     eval_loss: float | None = None
@@ -40,7 +40,7 @@ class TrainingMetrics(Frozen):
 
 
 class StageMeasures(Frozen):
-    """What only some stages and backends measure of a step."""
+    """Metrics of a step that only some stages and backends measure."""
 
     reward_accuracy: float | None = None
     """Share of the pairs whose chosen answer is above the rejected one (dpo, reward, kto)."""
@@ -59,7 +59,7 @@ class StageMeasures(Frozen):
 
 
 class Point(StageMeasures):
-    """One step of the curve."""
+    """A step of the curve."""
 
     step: int
     loss: float | None = None
@@ -110,17 +110,17 @@ class TrainingPace:
         step, total = int(number(event.get("step")) or 0), number(event.get("total_steps"))
         loss, speed = number(event.get("loss")), number(event.get("tokens_per_second"))
         held_out = number(event.get("eval_loss"))
-        left = self.left_s(step, total, number(event.get("time")))
+        left = self.estimate_remaining_s(step, total, number(event.get("time")))
         parts = [
             f"step {step}/{total:.0f}" if total else f"step {step}",
             "" if loss is None else f"loss {loss:.4f}",
             "" if held_out is None else f"eval loss {held_out:.4f}",
             "" if speed is None else f"{speed:,.0f} tokens/s",
-            "" if left is None else f"about {in_time(left)} left",
+            "" if left is None else f"about {format_duration(left)} left",
         ]
         return ", ".join(part for part in parts if part)
 
-    def left_s(self, step: int, total: float | None, time: float | None) -> float | None:
+    def estimate_remaining_s(self, step: int, total: float | None, time: float | None) -> float | None:
         """Seconds to the last step; None before the second step, and at the last."""
         if time is None or total is None or step >= total:
             return None
@@ -131,7 +131,7 @@ class TrainingPace:
         return (total - step) * (time - began) / (step - since)
 
 
-def in_time(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`45 s`, `12 min`, `2 h 5 min`."""
     if round(seconds) < 60:
         return f"{seconds:.0f} s"

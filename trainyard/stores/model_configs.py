@@ -1,4 +1,4 @@
-"""What a model's or an adapter's config may say, judged before any library acts on it. No torch.
+"""Checks of a model's or an adapter's config before any library acts on it. No torch.
 
 A config is data from a stranger, but libraries take orders from it: `auto_map` names code, `attn_implementation` may
 name a kernel to download, sizes are allocated before a weight is compared, `init_lora_weights` rewrites the base, and
@@ -43,7 +43,7 @@ PATTERN_BYTES = 256 << 20
 """Patterns cannot sleep: their processor time ends them, which a busy machine may take long to give."""
 
 
-def nested(value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
+def walk_values(value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
     """Yield every key of an object with its value, at any depth. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
     if depth > MAX_NESTING:
         raise InvalidInput(
@@ -55,17 +55,17 @@ def nested(value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
         yield from value.items()
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         if isinstance(part, (dict, list)):
-            yield from nested(part, depth + 1)
+            yield from walk_values(part, depth + 1)
 
 
 def asks_for_code(config: Mapping[str, object]) -> bool:
     """Return whether `auto_map` occurs anywhere in a config; a part of a model may have its own config."""
-    return any(key == "auto_map" for key, _ in nested(config))
+    return any(key == "auto_map" for key, _ in walk_values(config))
 
 
 def check_kernels(where: str, config: Mapping[str, object]) -> None:
     """Refuse a config that names an attention kernel or an experts kernel of its own (`E-MODEL-INVALID`)."""
-    for key, value in nested(config):
+    for key, value in walk_values(config):
         kernels = ATTENTIONS if key in ATTENTION_KEYS else EXPERTS if key in EXPERT_KEYS else None
         values = list(value.values()) if isinstance(value, dict) else [value]
         odd = [name for name in values if name is not None and str(name) not in kernels] if kernels is not None else []
@@ -83,7 +83,7 @@ def check_sizes(where: str, config: Mapping[str, object], parameters: int) -> No
 
     `parameters` is the count in the files. Raises `InvalidInput` (`E-MODEL-INVALID`).
     """
-    for key, value in nested(config):
+    for key, value in walk_values(config):
         most = MAX_LAYERS if key in LAYERS else parameters if key in WIDTHS else MAX_POSITIONS
         if key not in (*LAYERS, *WIDTHS, POSITIONS) or value is None:
             continue
@@ -129,13 +129,13 @@ def patterns(config: JsonMapping) -> list[tuple[str, str, str]]:
             matches.append((name, config[name], "fullmatch"))
     for name, form in LISTED.items():
         listed = [config[name]] if isinstance(config.get(name), str) else config.get(name) or []
-        matches += [(name, form.replace("{}", text), "match") for text in texts(name, listed)]
+        matches += [(name, form.replace("{}", text), "match") for text in require_texts(name, listed)]
     for name in ("rank_pattern", "alpha_pattern"):
-        matches += [(name, rf"(.*\.)?({text})$", "match") for text in texts(name, config.get(name) or {})]
+        matches += [(name, rf"(.*\.)?({text})$", "match") for text in require_texts(name, config.get(name) or {})]
     return [(name, text, how) for name, text, how in matches if text != "all-linear"]
 
 
-def texts(name: str, values: Any) -> list[str]:
+def require_texts(name: str, values: Any) -> list[str]:
     if not isinstance(values, (list, dict)) or not all(isinstance(value, str) for value in values):
         raise InvalidInput(
             f"{name} of the adapter's config is not made of texts.",

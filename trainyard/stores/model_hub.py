@@ -26,7 +26,7 @@ def download_model(name: str, settings: Settings) -> ModelSource:
     source = resolve_model(name, settings)
     if source.path is not None:
         return source
-    hub = load()
+    hub = import_hub()
     try:
         hub.snapshot_download(name, allow_patterns=list(FILES))
     except hub.errors.GatedRepoError as error:
@@ -59,7 +59,7 @@ def unreachable(name: str, error: object) -> TrainyardError:
     )
 
 
-def load() -> ModuleType:
+def import_hub() -> ModuleType:
     """Return the Hub's library, imported only when something has to be downloaded: it costs a tenth of a second."""
     importlib.import_module("huggingface_hub.errors")
     return importlib.import_module("huggingface_hub")

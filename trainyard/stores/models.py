@@ -1,4 +1,4 @@
-"""Which folder a model's name means, and whether it may be loaded. Nothing here imports torch or runs a model's code.
+"""Resolution of model names to folders, and checks before loading. Nothing here imports torch or runs a model's code.
 
 A name is `starter` (the model that comes with Trainyard), a folder, or a Hub name such as `org/model`. A folder is
 loaded only if its weights are safetensors whose header is consistent, and if nothing in it asks for its own code:
@@ -22,7 +22,7 @@ from typing import Any
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.json_types import JsonMapping, JsonObject
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.settings import Settings
 from trainyard.spec.axes.latent import LATENT_FILE
 from trainyard.spec.chain import digest
@@ -85,7 +85,7 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
             ),
             code="E-MODEL-NOT-FOUND",
         )
-    cached = load("huggingface_hub:try_to_load_from_cache")(name, "config.json")
+    cached = load_object("huggingface_hub:try_to_load_from_cache")(name, "config.json")
     if isinstance(cached, str):
         return resolve_folder(name, Path(cached).parent, digests=digests)
     return ModelSource(name, None, hashlib.sha256(name.encode()).hexdigest())
@@ -247,20 +247,20 @@ def read_safetensors_header(path: Path) -> dict[str, JsonObject]:
         prefix = stream.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
         if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-            raise broken(path, f"its header claims {length:,} bytes of a file of {size:,}")
+            raise broken_error(path, f"its header claims {length:,} bytes of a file of {size:,}")
         text = stream.read(length)
     try:
-        header = json.loads(text, object_pairs_hook=without_duplicates)
+        header = json.loads(text, object_pairs_hook=refuse_duplicates)
     except (ValueError, RecursionError) as error:
-        raise broken(path, f"its header is not JSON ({type(error).__name__})") from error
+        raise broken_error(path, f"its header is not JSON ({type(error).__name__})") from error
     if not isinstance(header, dict):
-        raise broken(path, "its header is not an object")
+        raise broken_error(path, "its header is not an object")
     header.pop("__metadata__", None)
     check_tiling(path, header, size - 8 - length)
     return header
 
 
-def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         raise ValueError("a key appears twice")
@@ -275,18 +275,20 @@ def check_tiling(path: Path, header: JsonMapping, data_bytes: int) -> None:
             start, end = (whole(number) for number in entry["data_offsets"])
             needed_bits = prod(whole(number) for number in entry["shape"]) * DTYPE_BITS[entry["dtype"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise broken(path, f"its entry {name[:80]!r} is not a tensor ({error})") from error
+            raise broken_error(path, f"its entry {name[:80]!r} is not a tensor ({error})") from error
         if (end - start) * 8 != needed_bits:
-            raise broken(path, f"its tensor {name[:80]!r} has {end - start:,} bytes and needs {needed_bits // 8:,}")
+            raise broken_error(
+                path, f"its tensor {name[:80]!r} has {end - start:,} bytes and needs {needed_bits // 8:,}"
+            )
         spans.append((start, end, name))
     position = 0
     for start, end, name in sorted(spans):
         if start != position:
             kind = "overlaps the tensor before it" if start < position else "leaves a hole before it"
-            raise broken(path, f"its tensor {name[:80]!r} {kind}")
+            raise broken_error(path, f"its tensor {name[:80]!r} {kind}")
         position = end
     if position != data_bytes:
-        raise broken(path, f"its tensors cover {position:,} of {data_bytes:,} bytes")
+        raise broken_error(path, f"its tensors cover {position:,} of {data_bytes:,} bytes")
 
 
 def whole(number: Any) -> int:
@@ -295,7 +297,7 @@ def whole(number: Any) -> int:
     return number
 
 
-def broken(path: Path, problem: str) -> Corrupt:
+def broken_error(path: Path, problem: str) -> Corrupt:
     return Corrupt(
         f"{path.parent.name}/{path.name} is not a sound safetensors file: {problem}.",
         do="Take the file from its maker again.",

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, Files, make_folders, translate_os_errors
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import create_whole, write_json_durably
 
 FOLDER = "openai"
@@ -54,7 +54,7 @@ class FileRecord(WireRecord):
 
 
 class PartRecord(BaseModel):
-    """One part of an upload, in the order in which the parts came."""
+    """A part of an upload, in the order in which the parts came."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -122,14 +122,14 @@ class WireRecords(Generic[Record]):
     def create(self, record: Record) -> Record:
         """Write a new record. Raises `Conflict` (`E-FILE-EXISTS`) where the id is taken, and on the disk."""
         make_folders(self.files, self.folder)
-        data = versioned("openai", record.model_dump(mode="json"))
+        data = add_version("openai", record.model_dump(mode="json"))
         with translate_os_errors(f"{record.id} was not written"):
             create_whole(self.files, self.folder / f"{record.id}.json", orjson.dumps(data), word=secrets.token_hex(4))
         return record
 
     def replace(self, record: Record) -> Record:
         """Write a record again."""
-        data = versioned("openai", record.model_dump(mode="json"))
+        data = add_version("openai", record.model_dump(mode="json"))
         write_json_durably(self.folder / f"{record.id}.json", data, self.files)
         return record
 

@@ -1,4 +1,4 @@
-"""Which process a record means: its pid together with its start, which no change of the clock moves.
+"""Identity of processes in records: the pid together with its start, which no change of the clock moves.
 
     record = {"pid": os.getpid(), "create_time": process_start()}
     find_process(record["pid"], record["create_time"])          the process, or None if it is another one by now
@@ -75,7 +75,7 @@ NOT_OURS = (FileNotFoundError, BlockingIOError, PermissionError)
 
 
 @contextmanager
-def claimed_file(path: Path) -> Iterator[BinaryIO]:
+def claim_file(path: Path) -> Iterator[BinaryIO]:
     """Create a file and lock it. Raises `FileExistsError`."""
     while True:
         with path.open("xb") as file:
@@ -87,11 +87,11 @@ def claimed_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def claimed_folder(path: Path) -> Iterator[Path]:
+def claim_folder(path: Path) -> Iterator[Path]:
     """Create a folder and lock it. Raises `FileExistsError`."""
     while True:
         path.mkdir(mode=0o700)
-        with opened_entry(path) as descriptor:
+        with open_entry(path) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not is_open(path, descriptor):
                 continue
@@ -101,7 +101,7 @@ def claimed_folder(path: Path) -> Iterator[Path]:
 
 def is_abandoned(path: Path) -> bool:
     """Whether no process works on a file or a folder that is there."""
-    with suppress(*NOT_OURS), opened_entry(path) as descriptor:
+    with suppress(*NOT_OURS), open_entry(path) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
@@ -109,7 +109,7 @@ def is_abandoned(path: Path) -> bool:
 
 def remove_abandoned(path: Path) -> bool:
     """Remove a file or a folder, unless a process works on it; return whether it was removed."""
-    with suppress(*NOT_OURS), opened_entry(path) as descriptor:
+    with suppress(*NOT_OURS), open_entry(path) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not is_open(path, descriptor):
             return False
@@ -122,7 +122,7 @@ def remove_abandoned(path: Path) -> bool:
 
 
 @contextmanager
-def opened_entry(path: Path) -> Iterator[int]:
+def open_entry(path: Path) -> Iterator[int]:
     """Open a file or a folder to lock it; a link is not followed (`OSError`)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -75,7 +75,7 @@ class EarlierFiles:
     files: int
 
 
-def versioned(kind: str, value: Mapping[str, object]) -> dict[str, object]:
+def add_version(kind: str, value: Mapping[str, object]) -> dict[str, object]:
     """Return the value as it is stored."""
     return {**value, KEY: KINDS[kind].version}
 
@@ -88,10 +88,10 @@ def read_versioned(kind: str, data: bytes, where: Path | str) -> JsonObject:
     value = json.loads(data)
     if not isinstance(value, dict):
         raise ValueError(f"{where} is not a mapping")
-    return unversioned(kind, value, where)
+    return strip_version(kind, value, where)
 
 
-def unversioned(kind: str, value: JsonMapping, where: Path | str) -> JsonObject:
+def strip_version(kind: str, value: JsonMapping, where: Path | str) -> JsonObject:
     """Return the value without its version. Raises `Conflict` (`E-SCHEMA`) for a later version than ours."""
     version, newest = value.get(KEY, UNVERSIONED), KINDS[kind].version
     if not isinstance(version, int) or version > newest:
@@ -111,11 +111,11 @@ def earlier_files(home: Path) -> list[EarlierFiles]:
     for kind, row in KINDS.items():
         paths = {path for pattern in row.patterns for path in home.glob(pattern) if path.is_file()} - seen
         seen |= paths
-        counts.update((kind, version) for path in paths if (version := version_of(path)) < row.version)
+        counts.update((kind, version) for path in paths if (version := read_version(path)) < row.version)
     return [EarlierFiles(kind, version, KINDS[kind].version, n) for (kind, version), n in sorted(counts.items())]
 
 
-def version_of(path: Path) -> int:
+def read_version(path: Path) -> int:
     """Return the version of a file, or of its first entry if each line has one; `UNVERSIONED` without JSON."""
     text = path.read_bytes()
     try:

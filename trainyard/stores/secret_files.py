@@ -36,7 +36,7 @@ from typing import Any
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import new_file
 
 SECRET_BYTES = 32
@@ -50,14 +50,14 @@ def new_secret(prefix: str) -> str:
     return prefix + secrets.token_urlsafe(SECRET_BYTES)
 
 
-def digest_of(secret: str) -> str:
+def hash_secret(secret: str) -> str:
     """SHA-256 (hex) of a secret, under which its record is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def find_record(records: Mapping[str, JsonObject], secret: str) -> JsonObject | None:
     """Return the record of a secret; all records are compared, so that the time says nothing about them."""
-    digest, match = digest_of(secret), None
+    digest, match = hash_secret(secret), None
     for key, record in records.items():
         if hmac.compare_digest(key, digest):
             match = record
@@ -128,7 +128,7 @@ OWNER_NAMES = ("owner",)
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """What a token allows; its scope is a word of `operations/table.Scope`."""
+    """Permissions of a token; its scope is a word of `operations/table.Scope`."""
 
     name: str
     scope: str
@@ -152,7 +152,7 @@ def unpack_tokens(data: bytes, path: Path) -> object:
 
 
 def pack_tokens(records: Records) -> dict[str, object]:
-    return versioned("tokens", {"records": records})
+    return add_version("tokens", {"records": records})
 
 
 class TokenFile:
@@ -182,13 +182,13 @@ class TokenFile:
                 )
             if len(records) >= MAX_TOKENS:
                 raise LimitExceeded(f"There are {MAX_TOKENS:,} tokens, which is the most.", do="Revoke some.")
-            records[digest_of(token)] = facts_of(TokenRecord(name, scope, tenant, now, now + days * DAY_S))
+            records[hash_secret(token)] = dump_record(TokenRecord(name, scope, tenant, now, now + days * DAY_S))
         return token
 
     def find(self, token: str, now: float | None = None) -> TokenRecord | None:
         """Return what a token allows; None for one that is unknown, revoked or expired."""
         record = find_record(self.file.records(), token)
-        entry = TokenRecord(**record, id=digest_of(token)) if record is not None else None
+        entry = TokenRecord(**record, id=hash_secret(token)) if record is not None else None
         return entry if entry and entry.is_valid(time.time() if now is None else now) else None
 
     def find_by_id(self, token_id: str, now: float | None = None) -> TokenRecord | None:
@@ -214,7 +214,7 @@ class TokenFile:
             return TokenRecord(**records.pop(match), id=match)
 
 
-def facts_of(record: TokenRecord) -> JsonObject:
+def dump_record(record: TokenRecord) -> JsonObject:
     """Return a record as the file has it, without the id that is its key."""
     return {name: value for name, value in asdict(record).items() if name != "id"}
 
@@ -237,12 +237,12 @@ def unpack_logins(data: bytes, path: Path) -> object:
 
 
 def pack_logins(records: Records) -> dict[str, object]:
-    return versioned("logins", {"records": records})
+    return add_version("logins", {"records": records})
 
 
 def id_of_string(text: str) -> str:
     """Return the id of the home's own string: a login that was made with an earlier string ends with it."""
-    return f"{OWN_STRING}{digest_of(text)}"
+    return f"{OWN_STRING}{hash_secret(text)}"
 
 
 class LoginFile:
@@ -269,7 +269,7 @@ class LoginFile:
             record = find_record(records, code)
             if record is None or not record.get("once"):
                 return None
-            del records[digest_of(code)]
+            del records[hash_secret(code)]
         return None if record["expires"] <= (time.time() if now is None else now) else str(record["token"])
 
     def add(self, secret: str, record: JsonObject, lasts_s: float, now: float | None) -> None:
@@ -279,7 +279,7 @@ class LoginFile:
                 del records[digest]
             while len(records) >= MAX_LOGINS:
                 del records[min(records, key=lambda digest: records[digest]["expires"])]
-            records[digest_of(secret)] = {**record, "expires": now + lasts_s}
+            records[hash_secret(secret)] = {**record, "expires": now + lasts_s}
 
     def find(self, cookie: str, now: float | None = None) -> str | None:
         """Return the id of the token of a login; None for one that is unknown or has ended."""
@@ -291,7 +291,7 @@ class LoginFile:
     def end(self, cookie: str) -> None:
         """End a login; nothing happens to one that has ended."""
         with self.file.changing() as records:
-            records.pop(digest_of(cookie), None)
+            records.pop(hash_secret(cookie), None)
 
 
 def forgery_token(cookie: str) -> str:

@@ -167,7 +167,7 @@ def whole_or_nothing(temporary: Path, files: Files = DISK) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        left = files_below(files, temporary) if files.is_folder(temporary) else []
+        left = list_files(files, temporary) if files.is_folder(temporary) else []
         written = sum(files.size(path) for path in left)
         with suppress(OSError):  # the next writer tries again; the error that is raised says more than ours
             remove_folder(files, temporary)
@@ -203,12 +203,12 @@ def file_sha256(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def files_below(files: Files, folder: Path) -> list[Path]:
+def list_files(files: Files, folder: Path) -> list[Path]:
     """Return every file below a folder, sorted."""
     paths: list[Path] = []
     for name in files.listdir(folder):
         path = folder / name
-        paths += files_below(files, path) if files.is_folder(path) else [path]
+        paths += list_files(files, path) if files.is_folder(path) else [path]
     return sorted(paths)
 
 
@@ -225,7 +225,7 @@ def describe(files: Files, folder: Path) -> dict[str, JsonObject]:
     """`describe_files` on any disk: on the machine's own in pieces, since weights are large."""
     if isinstance(files, RealFiles):
         return describe_files(folder)
-    paths = [path for path in files_below(files, folder) if path != folder / MANIFEST]
+    paths = [path for path in list_files(files, folder) if path != folder / MANIFEST]
     contents = {path.relative_to(folder).as_posix(): files.read(path) for path in paths}
     return {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in contents.items()}
 

@@ -1,1 +1,1 @@
-"""How operations are reached: command line, REST, MCP, Python, and the pages."""
+"""Surfaces of the operations: command line, REST, MCP, Python, and the pages."""

@@ -34,7 +34,7 @@ from trainyard.tracing import new_traceparent, trace_id
 
 @dataclass(frozen=True)
 class JsonLimits:
-    """How many objects and lists, texts (keys included), and values a body may have."""
+    """Limits on the objects and lists, texts (keys included), and values of a body."""
 
     containers: int
     texts: int
@@ -133,7 +133,7 @@ async def read_request(
     if not whole and request.scope["query_string"] and request.query_params:
         raise unknown_fields(request.query_params, "in the query", "Send them in the body, as JSON.")
     decode = partial(decode_request, model, path, kind=kind, query=request.query_params, whole=whole, limits=limits)
-    async with receive_body(request, most_bytes(model), caller, folder) as body:
+    async with receive_body(request, body_limit(model), caller, folder) as body:
         if body.size <= INLINE_BYTES:
             return decode(body)
         async with find_slots(tensors=False):
@@ -183,7 +183,7 @@ def decode_request(
 
 
 @lru_cache(256)
-def most_bytes(model: type[BaseModel]) -> int:
+def body_limit(model: type[BaseModel]) -> int:
     """Return how long the body of a request may be: one whose fields are all plain values has few of them."""
     fields = model.model_fields.values()
     return MAX_BODY_BYTES if any(has_parts(field.annotation) for field in fields) else SMALL_BODY_BYTES
@@ -229,7 +229,7 @@ def read_object(body: bytes, kind: str) -> dict[str, object]:
     return value
 
 
-def object_of(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+def build_object(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -241,7 +241,7 @@ def refuse_constant(text: str) -> object:
     raise ValueError(f"{text} is not JSON")
 
 
-STRICT = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=refuse_constant)
+STRICT = json.JSONDecoder(object_pairs_hook=build_object, parse_constant=refuse_constant)
 
 
 def require_depth(value: Any, left: int) -> None:
@@ -281,14 +281,14 @@ def read_query(model: type[BaseModel], query: QueryParams, path: JsonMapping, bo
             texts[name] = values[0]
     try:
         if not body and not any(isinstance(value, list) for value in texts.values()):  # pydantic takes no list there
-            return model.model_validate_strings({name: as_text(value) for name, value in texts.items()})
+            return model.model_validate_strings({name: to_text(value) for name, value in texts.items()})
         parsed = {name: text_value(model, name, value) for name, value in texts.items()}
         return model.model_validate_json(json.dumps({**parsed, **(body or {})}, default=str), strict=True)
     except ValidationError as error:
         raise invalid_fields(error) from error
 
 
-def as_text(value: object) -> object:
+def to_text(value: object) -> object:
     return value if isinstance(value, str | list | dict) else str(value)
 
 
@@ -301,7 +301,7 @@ def is_mapping(model: type[BaseModel], name: str) -> bool:
 
 
 @lru_cache(1024)
-def adapter_of(model: type[BaseModel], name: str) -> TypeAdapter[Any]:
+def get_adapter(model: type[BaseModel], name: str) -> TypeAdapter[Any]:
     kind: Any = model.model_fields[name].annotation
     return TypeAdapter(kind)
 
@@ -314,7 +314,7 @@ def text_value(model: type[BaseModel], name: str, text: str | list[str]) -> Any:
         return text
     if isinstance(text, str) and model.model_fields[name].annotation is str:
         return text  # the model validates it
-    adapter = adapter_of(model, name)
+    adapter = get_adapter(model, name)
     try:
         value = adapter.validate_python(text) if isinstance(text, list) else adapter.validate_strings(text)
     except ValidationError as error:
@@ -352,7 +352,7 @@ def invalid_fields(error: ValidationError, location: str = "") -> InvalidFields:
     )  # fmt: skip
 
 
-def trace_of(request: Request) -> str:
+def read_trace_id(request: Request) -> str:
     """Return the correlation id of a request: the trace id of its `traceparent` (W3C Trace Context), or a new one."""
     traceparent: str | None = request.scope.get(TRACEPARENT)
     if traceparent is None:

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 from trainyard.app.context import Context
 from trainyard.cancellation import bind_departure
 from trainyard.errors import Denied, InvalidInput, NotFound
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.operations.fields import Argument, FieldError, Option
-from trainyard.operations.table import OPERATIONS, Scope, route_of
+from trainyard.operations.table import OPERATIONS, Scope, find_route
 
 SCOPES = tuple(Scope)
 """Each allows what those before it allow."""
@@ -26,7 +26,7 @@ TYPED = frozenset({"check", "plan", "run", "jobs create", "chains create", "chai
 """Operations that read a new spec: over a network it is JSON, in which `"3"` and true are not read as numbers."""
 
 
-def request_of(name: str, fields: Mapping[str, object]) -> Any:
+def build_request(name: str, fields: Mapping[str, object]) -> Any:
     """Return the request of an operation. Raises `FieldError` for a value that it does not take."""
     try:
         return OPERATIONS[name].request(**fields)
@@ -35,12 +35,12 @@ def request_of(name: str, fields: Mapping[str, object]) -> Any:
         raise FieldError(str(first["loc"][0]), first["msg"]) from error
 
 
-def implementation_of(name: str) -> Any:
+def load_implementation(name: str) -> Any:
     """Return the function that carries an operation out: (request, context) -> response."""
-    return load(f"trainyard.{OPERATIONS[name].run}")
+    return load_object(f"trainyard.{OPERATIONS[name].run}")
 
 
-def carry_out(name: str, request: Any, context: Context) -> Any:
+def execute_operation(name: str, request: Any, context: Context) -> Any:
     """Carry an operation out for a caller, if the caller may ask for it. What changes something is in the audit log.
 
     Raises `Denied` (`E-SCOPE`, `E-LOCAL`), and what the operation raises; over a network also `InvalidInput`
@@ -71,9 +71,9 @@ def work(name: str, request: Any, context: Context) -> Any:
     """
     with bind_departure(context.departure if ends_with_caller(name) else None):
         if context.caller.remote and name in TYPED:
-            from trainyard.spec.load.parse import typed_numbers  # only the command line needs it
+            from trainyard.spec.load.parse import require_typed_numbers  # only the command line needs it
 
-            with typed_numbers():
+            with require_typed_numbers():
                 return work_within_limits(name, request, context)
         return work_within_limits(name, request, context)
 
@@ -81,7 +81,7 @@ def work(name: str, request: Any, context: Context) -> Any:
 def work_within_limits(name: str, request: object, context: Context) -> object:
     """Return the response of an operation, in a child or in one of the places for heavy ones. Raises as `work` does."""
     if context.caller.remote and OPERATIONS[name].confined and context.confined is not None:
-        return context.confined.carry_out(name, request, context)
+        return context.confined.run_operation(name, request, context)
     if not (context.caller.remote and OPERATIONS[name].heavy):
         return find_or_suggest(name, request, context)
     from trainyard.app.access.limits import reserve_heavy_slot  # only services limit heavy calls
@@ -95,7 +95,7 @@ def find_or_suggest(name: str, request: Any, context: Context) -> Any:
     it.
     """
     try:
-        return implementation_of(name)(request, context)
+        return load_implementation(name)(request, context)
     except (NotFound, InvalidInput) as error:
         from trainyard.app.suggestions import with_nearest  # only an error needs it
 
@@ -126,7 +126,7 @@ def changes_something(name: str) -> bool:
     """Return whether an operation is in the audit log: what needs more than the scope read, and more than to be looked
     at.
     """
-    return OPERATIONS[name].scope is not Scope.READ and route_of(name)[0] != "GET"
+    return OPERATIONS[name].scope is not Scope.READ and find_route(name)[0] != "GET"
 
 
 @cache

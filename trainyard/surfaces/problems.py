@@ -52,7 +52,7 @@ RETRY_AFTER_S = 2
 
 
 class FieldProblem(BaseModel):
-    """One of several reasons."""
+    """A reason of several."""
 
     field: str
     """Path of the field, with dots; empty for the whole."""
@@ -82,21 +82,21 @@ class ProblemDocument(BaseModel):
     errors: tuple[FieldProblem, ...]
 
 
-def status_of(error: TrainyardError) -> int:
+def http_status(error: TrainyardError) -> int:
     status = (status for kind, status in STATUS.items() if isinstance(error, kind))
     return STATUS_OF_CODE.get(error.code) or next(status, 422)
 
 
-def kind_of(error: TrainyardError) -> str:
+def error_kind(error: TrainyardError) -> str:
     """Return the class of the error tree that an error is of."""
     return next(class_.__name__ for class_ in type(error).__mro__ if class_.__module__ == TrainyardError.__module__)
 
 
-def problem_of(
+def build_problem(
     error: TrainyardError, trace: str = "", fields: Sequence[FieldProblem] = (), status: int = 0
 ) -> ProblemDocument:
     """Return the document about an error; `status` in place of that of its class."""
-    status = status or status_of(error)
+    status = status or http_status(error)
     reasons = error.reasons if isinstance(error, Refused) else ()
     return ProblemDocument(
         type=f"urn:trainyard:{error.code}",
@@ -104,7 +104,7 @@ def problem_of(
         status=status,
         detail=error.what,
         code=error.code,
-        kind=kind_of(error),
+        kind=error_kind(error),
         why=error.why,
         do=error.do,
         trace=trace,
@@ -120,7 +120,7 @@ def answer_problem(
     status: int = 0,
 ) -> Response:
     """Return the answer with the document. A 401 names the scheme, a 503 when to try again."""
-    problem = problem_of(error, trace, fields, status)
+    problem = build_problem(error, trace, fields, status)
     own_headers: dict[int, dict[str, str]] = {
         401: {"www-authenticate": "Bearer"},
         429: {"retry-after": str(getattr(error, "retry_after_s", RETRY_AFTER_S))},

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainyard.app.adapters.trained import TrainedAdapter, find_served, find_version_or_job
-from trainyard.app.chat import base_of
+from trainyard.app.chat import find_adapter_base
 from trainyard.app.context import Context
 from trainyard.app.graph import serve_graph
 from trainyard.app.responses import Response
@@ -103,7 +103,7 @@ def find_model(word: str, context: Context) -> Path | None:
 
 def base_names(adapter: NamedAdapter, context: Context) -> tuple[str, ...]:
     """Return the base that an adapter was trained on, as this machine has it."""
-    return (base_of(adapter, context.settings).name,)
+    return (find_adapter_base(adapter, context.settings).name,)
 
 
 def answer_api(request: ServeInput, context: Context) -> str:

@@ -38,7 +38,7 @@ class TrialState(StrEnum):
 
 
 class Trial(BaseModel):
-    """One set of values and what its training came to."""
+    """A set of values and the result of its training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +61,7 @@ class Trial(BaseModel):
         return self.found.get(step, self.value)
 
 
-def ranked(trials: Iterable[Trial], step: int, *, highest: bool) -> list[Trial]:
+def rank_trials(trials: Iterable[Trial], step: int, *, highest: bool) -> list[Trial]:
     """Return the trials that have a metric at that step, the best first; of two equal ones the earlier."""
     pairs = [(value, trial) for trial in trials if (value := trial.at(step)) is not None]
     return [trial for _, trial in sorted(pairs, key=lambda pair: (-pair[0] if highest else pair[0], pair[1].number))]
@@ -75,7 +75,7 @@ def find_promotion(
     `levels` are the steps of the rungs and of the end, ascending. The highest rung is looked at first, as in the paper.
     """
     for rung, above in reversed(list(pairwise(levels))):
-        best = ranked(trials, rung, highest=highest)
+        best = rank_trials(trials, rung, highest=highest)
         for trial in best[: len(best) // reduction]:
             if trial.state is TrialState.PAUSED and trial.target == rung:
                 return trial, above

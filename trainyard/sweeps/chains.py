@@ -82,15 +82,15 @@ def check_parameters(
     first = {path: parameter.corners[0] for path, parameter in parameters.items()}
     ends = ({**first, path: value} for path, parameter in parameters.items() for value in parameter.corners)
     for values in itertools.chain(ends, corners(parameters, MAX_CORNERS)):
-        refused = refusal_of(chain, ids, values, resolve)
+        refused = find_refusal(chain, ids, values, resolve)
         if refused is not None:
-            alone = {path: value for path, value in values.items() if refusal_of(chain, ids, {path: value}, resolve)}
+            alone = {path: value for path, value in values.items() if find_refusal(chain, ids, {path: value}, resolve)}
             combination = ", ".join(f"{path}={value}" for path, value in (alone or values).items())
             message = f"The sweep was refused: with {combination} a trial is not a valid chain."
             raise Refused(refused.reasons, message)
 
 
-def refusal_of(
+def find_refusal(
     chain: ChainSpec, ids: tuple[str, ...], values: Mapping[str, Scalar], resolve: Resolve
 ) -> Refused | None:
     """Why the chain with these values is refused; None if it is not."""
@@ -101,16 +101,16 @@ def refusal_of(
     return None
 
 
-def needed_nodes(chain: ResolvedChain, trainer: str) -> tuple[str, ...]:
+def list_needed_nodes(chain: ResolvedChain, trainer: str) -> tuple[str, ...]:
     """Return the trainer and what is before it, in order."""
     needed, waiting = set[str](), [trainer]
     while waiting:
         needed.add(node := waiting.pop())
-        waiting += [need for need in before(chain, node) if need not in needed]
+        waiting += [need for need in list_ancestors(chain, node) if need not in needed]
     return tuple(node for node in chain.order if node in needed)
 
 
-def before(chain: ResolvedChain, node_id: str) -> Iterator[str]:
+def list_ancestors(chain: ResolvedChain, node_id: str) -> Iterator[str]:
     node = chain.node(node_id)
     yield from node.needs
     yield from (source.node_id for sources in node.inputs.values() for source in sources)

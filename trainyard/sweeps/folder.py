@@ -1,4 +1,4 @@
-"""What a sweep leaves on disk.
+"""Files of a sweep on disk.
 
     sweeps/<name>/
         sweep.json      the sweep as it was requested, and the run that carries it out
@@ -21,7 +21,7 @@ from trainyard.compute.lease import Holder, device_lock
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings
 from trainyard.stores.live.job_ids import is_named
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 from trainyard.sweeps.spec import SweepSpec
 
@@ -57,7 +57,7 @@ def write_record(settings: Settings, record: SweepRecord) -> None:
     folder = sweep_folder(settings, record.spec.name)
     folder.mkdir(parents=True, exist_ok=True)
     value = {"spec": dump_spec(record.spec), "run_id": record.run_id, "created": record.created}
-    write_json_durably(folder / SWEEP_FILE, versioned("sweep", value))
+    write_json_durably(folder / SWEEP_FILE, add_version("sweep", value))
 
 
 def find_record(settings: Settings, name: str) -> SweepRecord | None:

@@ -1,4 +1,4 @@
-"""What a sweep does next: start a trial, continue one, or end. Every decision is made from the study alone.
+"""Scheduling of a sweep: start a trial, continue one, or end. Every decision is made from the study alone.
 
 The metric of a trial: at a rung from the events of its training, at the end from its result.
 """
@@ -15,7 +15,7 @@ from trainyard.compute.events import read_events
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.stages import EvalMetric
-from trainyard.sweeps.asha import Trial, TrialState, find_promotion, ranked
+from trainyard.sweeps.asha import Trial, TrialState, find_promotion, rank_trials
 from trainyard.sweeps.spec import SweepSpec
 from trainyard.sweeps.study import SweepStudy
 
@@ -33,7 +33,7 @@ class Segment:
 
 @dataclass
 class SegmentEnd:
-    """How a segment ended: at a rung or complete with a metric, stopped, or not at all well."""
+    """End of a segment: at a rung or complete with a metric, stopped, or not at all well."""
 
     state: TrialState | None
     """None: it was stopped from outside, and the same segment follows when the sweep continues."""
@@ -54,19 +54,24 @@ class TrialSchedule:
     def take(self) -> Segment | None:
         """The next segment; None while all that can be decided depends on those that are running, or at the end."""
         trials = self.study.trials()
-        segment = self.interrupted(trials) or self.promoted(trials) or self.begin_trial(trials) or self.finished(trials)
+        segment = (
+            self.find_interrupted(trials)
+            or self.promote_trial(trials)
+            or self.begin_trial(trials)
+            or self.finished(trials)
+        )
         if segment is not None:
             self.running.add(segment.trial.number)
         return segment
 
-    def interrupted(self, trials: list[Trial]) -> Segment | None:
+    def find_interrupted(self, trials: list[Trial]) -> Segment | None:
         """Return a segment that an earlier process of this sweep did not finish."""
         left = (trial for trial in trials if trial.state is TrialState.RUNNING and trial.number not in self.running)
         return next((self.segment(trial) for trial in left), None)
 
-    def promoted(self, trials: list[Trial]) -> Segment | None:
+    def promote_trial(self, trials: list[Trial]) -> Segment | None:
         promotion = find_promotion(trials, self.spec.levels, self.spec.reduction, highest=self.study.highest)
-        return self.aimed(*promotion) if promotion is not None else None
+        return self.build_segment(*promotion) if promotion is not None else None
 
     def begin_trial(self, trials: list[Trial]) -> Segment | None:
         if len(trials) >= self.spec.trials:
@@ -80,11 +85,11 @@ class TrialSchedule:
         if self.running or not paused or any(trial.state is TrialState.COMPLETED for trial in trials):
             return None
         rung = max(trial.target or 0 for trial in paused)
-        best = ranked((trial for trial in paused if trial.target == rung), rung, highest=self.study.highest)[0]
+        best = rank_trials((trial for trial in paused if trial.target == rung), rung, highest=self.study.highest)[0]
         target = self.spec.levels[self.spec.levels.index(rung) + 1]
-        return self.aimed(best, target)
+        return self.build_segment(best, target)
 
-    def aimed(self, trial: Trial, target: int) -> Segment:
+    def build_segment(self, trial: Trial, target: int) -> Segment:
         self.study.aim(trial.number, target)
         return self.segment(trial.model_copy(update={"state": TrialState.RUNNING, "target": target}))
 
@@ -111,7 +116,7 @@ class TrialSchedule:
         faultpoint("sweep.entered")
 
 
-def value_of(facts: JsonMapping, metric: EvalMetric) -> float:
+def read_metric(facts: JsonMapping, metric: EvalMetric) -> float:
     """Return the metric of a finished training, at the step whose weights are its result.
 
     Raises `InvalidInput` (`E-PARAMETER`) when it was not measured.
@@ -122,7 +127,7 @@ def value_of(facts: JsonMapping, metric: EvalMetric) -> float:
     return require_finite(metrics.get(metric.value), metric, "the end")
 
 
-def measured_at(work: Path, step: int, metric: EvalMetric) -> float:
+def read_metric_at(work: Path, step: int, metric: EvalMetric) -> float:
     """Return the metric that the training of a work folder found at a step.
 
     Raises `InvalidInput` (`E-PARAMETER`) when it was not measured there.

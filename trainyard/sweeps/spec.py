@@ -1,4 +1,4 @@
-"""What a sweep asks for: a chain, the settings that are varied with their ranges, how trials are chosen and stopped.
+"""Spec of a sweep: a chain, the settings that are varied with their ranges, how trials are chosen and stopped.
 
 The range of a setting is written like a call: `uniform(0, 0.2)`, `loguniform(1e-5, 1e-3)`, `int(8, 64, 8)`,
 `choice(8, 16, 32)`. A plain value is the same in every trial.
@@ -60,7 +60,7 @@ class Range(BaseModel):
 
 
 class Choice(BaseModel):
-    """One of some values, in no order."""
+    """Choice among values without an order."""
 
     model_config = {"extra": "forbid", "frozen": True}
 

@@ -32,7 +32,7 @@ COMPARED: set[tuple[str, int]] = set()
 """Path and inode of the files whose tables are those of this Optuna, as far as this process has seen."""
 
 
-def distribution_of(parameter: Range | Choice) -> BaseDistribution:
+def build_distribution(parameter: Range | Choice) -> BaseDistribution:
     """Return a range in Optuna's words."""
     if isinstance(parameter, Choice):
         return CategoricalDistribution(parameter.options)
@@ -58,7 +58,7 @@ def read_trials(folder: Path, spec: SweepSpec) -> list[Trial]:
         return []
     key = str(path), path.stat().st_ino
     # To compare the tables with this Optuna's takes three fifths of a look, and a page looks every few seconds.
-    storage = optuna.storages.RDBStorage(address_of(path), skip_compatibility_check=key in COMPARED)
+    storage = optuna.storages.RDBStorage(database_url(path), skip_compatibility_check=key in COMPARED)
     COMPARED.add(key)
     try:
         study = optuna.load_study(study_name=spec.name, storage=storage)
@@ -68,7 +68,7 @@ def read_trials(folder: Path, spec: SweepSpec) -> list[Trial]:
     return [read_trial(trial) for trial in study.get_trials(deepcopy=False)]
 
 
-def address_of(path: Path) -> str:
+def database_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
@@ -79,7 +79,7 @@ class SweepStudy:
         self.spec = spec
         self.highest = spec.direction == "max"
         self.direction: Literal["minimize", "maximize"] = "maximize" if self.highest else "minimize"
-        self.distributions = {path: distribution_of(parameter) for path, parameter in spec.parameters.items()}
+        self.distributions = {path: build_distribution(parameter) for path, parameter in spec.parameters.items()}
         path = folder / STUDY_FILE
         if not path.exists():
             # Under its name the file is a whole study: Optuna makes its tables one by one, and both a reader in between
@@ -90,7 +90,7 @@ class SweepStudy:
 
     def open(self, path: Path) -> optuna.Study:
         return optuna.create_study(
-            storage=address_of(path), study_name=self.spec.name, direction=self.direction, load_if_exists=True
+            storage=database_url(path), study_name=self.spec.name, direction=self.direction, load_if_exists=True
         )
 
     def trials(self) -> list[Trial]:
@@ -118,7 +118,7 @@ class SweepStudy:
             return self.draw_of_grid(number)
         seen = optuna.create_study(direction=self.direction, sampler=make_sampler(self.spec, number))
         seen.add_trials(
-            [as_seen(trial) for trial in before if trial.intermediate_values or trial.state is State.COMPLETE]
+            [mark_pruned(trial) for trial in before if trial.intermediate_values or trial.state is State.COMPLETE]
         )
         return dict(seen.ask(self.distributions).params)
 
@@ -162,7 +162,7 @@ class SweepStudy:
         return optuna.trial.Trial(self.study, trial._trial_id)
 
 
-def as_seen(trial: FrozenTrial) -> FrozenTrial:
+def mark_pruned(trial: FrozenTrial) -> FrozenTrial:
     """Return a trial for the sampler: a paused one as pruned."""
     state = State.COMPLETE if trial.state is State.COMPLETE else State.PRUNED
     return optuna.trial.create_trial(

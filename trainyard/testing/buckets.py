@@ -16,7 +16,7 @@ from trainyard.json_types import JsonObject
 from trainyard.stores.objects.store import (
     Metadata,
     ObjectInfo,
-    checked_name,
+    check_name,
     crc32c,
     object_missing,
     precondition_failed,
@@ -33,7 +33,7 @@ _MESSAGES = {
 
 @dataclass
 class Stored:
-    """One object."""
+    """An object."""
 
     name: str
     data: bytes
@@ -131,7 +131,7 @@ class BucketStore:
         self, name: str, data: bytes | Path, *, if_generation_match: int | None = None, metadata: Metadata = None
     ) -> ObjectInfo:
         content = data if isinstance(data, bytes) else data.read_bytes()
-        resource = {"name": checked_name(name), "metadata": dict(metadata or {})}
+        resource = {"name": check_name(name), "metadata": dict(metadata or {})}
         with self.buckets.lock:
             try:
                 self.buckets.store(self.bucket, resource, content, matching("ifGenerationMatch", if_generation_match))
@@ -141,7 +141,7 @@ class BucketStore:
 
     def get(self, name: str, *, generation: int | None = None) -> bytes:
         try:
-            return self.buckets.find(self.bucket, checked_name(name), matching("generation", generation)).data
+            return self.buckets.find(self.bucket, check_name(name), matching("generation", generation)).data
         except Answered as error:
             raise object_missing(name, generation) from error
 
@@ -150,14 +150,16 @@ class BucketStore:
         return self._info(name)
 
     def head(self, name: str) -> ObjectInfo | None:
-        stored = self.buckets.objects.get((self.bucket, checked_name(name)))
-        return info_of(stored) if stored is not None else None
+        stored = self.buckets.objects.get((self.bucket, check_name(name)))
+        return build_info(stored) if stored is not None else None
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         with self.buckets.lock:
             objects = [entry for (bucket, _), entry in self.buckets.objects.items() if bucket == self.bucket]
         return [
-            info_of(entry) for entry in sorted(objects, key=lambda entry: entry.name) if entry.name.startswith(prefix)
+            build_info(entry)
+            for entry in sorted(objects, key=lambda entry: entry.name)
+            if entry.name.startswith(prefix)
         ]
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
@@ -171,13 +173,13 @@ class BucketStore:
             return True
 
     def _info(self, name: str) -> ObjectInfo:
-        return info_of(self.buckets.objects[self.bucket, name])
+        return build_info(self.buckets.objects[self.bucket, name])
 
     def _refused(self, error: Answered, name: str, generation: int | None) -> Exception:
         return precondition_failed(name, generation or 0, self.head(name)) if error.status == 412 else error
 
 
-def info_of(stored: Stored) -> ObjectInfo:
+def build_info(stored: Stored) -> ObjectInfo:
     return ObjectInfo(stored.name, stored.generation, len(stored.data), stored.crc32c, dict(stored.metadata))
 
 

@@ -102,10 +102,10 @@ class HubServer(LoopbackServer):
     def head(self, folder: Path) -> str:
         return self.heads.get(folder, COMMIT)
 
-    def commit_of(self, name: str, revision: str | None) -> tuple[str, Files] | None:
+    def find_commit(self, name: str, revision: str | None) -> tuple[str, Files] | None:
         """(commit, files) of a data set; None for a revision that it does not have."""
-        files = {path: file.read_bytes() for path, file in files_of(self.datasets[name]).items()}
-        commit = sha1_of(json.dumps({path: sha1_of(data) for path, data in files.items()}).encode())
+        files = {path: file.read_bytes() for path, file in list_files(self.datasets[name]).items()}
+        commit = git_blob_sha1(json.dumps({path: git_blob_sha1(data) for path, data in files.items()}).encode())
         self.snapshots[name, commit] = files
         sha = commit if revision in (None, "main", "HEAD") else str(revision)
         return (sha, self.snapshots[name, sha]) if (name, sha) in self.snapshots else None
@@ -175,14 +175,14 @@ class HubHandler(LoopbackHandler):
     def list_tree(self, name: str, revision: str) -> None:
         if folder := self.find_folder(name, revision):
             listed = [
-                {"type": "file", "path": path, "size": file.stat().st_size, "oid": sha1_of(file.read_bytes())}
-                for path, file in files_of(folder).items()
+                {"type": "file", "path": path, "size": file.stat().st_size, "oid": git_blob_sha1(file.read_bytes())}
+                for path, file in list_files(folder).items()
             ]
             self.send(200, listed)
 
     def inform(self, name: str, revision: str | None) -> None:
         if folder := self.find_folder(name, revision):
-            siblings = [{"rfilename": path} for path in files_of(folder)]
+            siblings = [{"rfilename": path} for path in list_files(folder)]
             fields = {"id": name, "modelId": name, "sha": self.server.head(folder), "siblings": siblings}
             self.send(200, {**fields, "private": name in self.server.private})
 
@@ -196,11 +196,11 @@ class HubHandler(LoopbackHandler):
         return self.send(
             200,
             path.read_bytes(),
-            {"X-Repo-Commit": self.server.head(folder), "ETag": f'"{sha1_of(path.read_bytes())}"'},
+            {"X-Repo-Commit": self.server.head(folder), "ETag": f'"{git_blob_sha1(path.read_bytes())}"'},
         )
 
     def find_snapshot(self, name: str, revision: str | None) -> tuple[str, Files] | None:
-        snapshot = self.server.commit_of(name, revision)
+        snapshot = self.server.find_commit(name, revision)
         if snapshot is None:
             self.refuse(404, "RevisionNotFound")
         return snapshot
@@ -241,7 +241,7 @@ class HubHandler(LoopbackHandler):
         commit, files = snapshot
         if path not in files:
             return self.refuse(404, "EntryNotFound")
-        return self.send(200, files[path], {"X-Repo-Commit": commit, "ETag": f'"{sha1_of(files[path])}"'})
+        return self.send(200, files[path], {"X-Repo-Commit": commit, "ETag": f'"{git_blob_sha1(files[path])}"'})
 
     # Writing
 
@@ -345,7 +345,7 @@ class HubHandler(LoopbackHandler):
             )
 
 
-def files_of(folder: Path) -> dict[str, Path]:
+def list_files(folder: Path) -> dict[str, Path]:
     """Name in the repository -> file."""
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -362,10 +362,10 @@ def entries_to(path: str, prefix: str, files: Files) -> list[JsonObject]:
     parts = path.removeprefix(prefix).split("/")
     above = [prefix + "/".join(parts[:depth]) for depth in range(1, len(parts))]
     folders: list[dict[str, object]] = [
-        {"type": "directory", "path": folder, "size": 0, "oid": sha1_of(folder.encode())} for folder in above
+        {"type": "directory", "path": folder, "size": 0, "oid": git_blob_sha1(folder.encode())} for folder in above
     ]
-    return [*folders, {"type": "file", "path": path, "size": len(files[path]), "oid": sha1_of(files[path])}]
+    return [*folders, {"type": "file", "path": path, "size": len(files[path]), "oid": git_blob_sha1(files[path])}]
 
 
-def sha1_of(data: bytes) -> str:
+def git_blob_sha1(data: bytes) -> str:
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()

@@ -63,7 +63,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class SeenRequest:
-    """One request as the server saw it."""
+    """A request as the server saw it."""
 
     method: str
     path: str

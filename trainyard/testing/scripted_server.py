@@ -37,7 +37,7 @@ REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found",
 
 @dataclass
 class Exchange:
-    """One request, and the ways to answer it."""
+    """A request, and the ways to answer it."""
 
     server: ScriptedServer
     connection: ScriptedConnection
@@ -212,7 +212,7 @@ def die() -> Behaviour:
 
 
 class ScriptedConnection(asyncio.Protocol):
-    """One client connection: collects requests by Content-Length and hands them to the server one by one."""
+    """A client connection: collects requests by Content-Length and hands them to the server one by one."""
 
     def __init__(self, server: ScriptedServer) -> None:
         self.server = server

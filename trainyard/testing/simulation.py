@@ -1,6 +1,6 @@
 """Campaigns of injected faults: carried out by their seeds, spread over the cores, and added up.
 
-    simulate = Simulator(campaign_of, table, nights=9).run
+    simulate = Simulator(run_campaign, build_swaps, nights=9).run
     outcome = simulate(10_000, seed=1)        the same seed gives the same campaigns, on any number of processes
 
 A simulator has a table of injected bugs: names of mistakes, and the wrong functions that are put in the place of right
@@ -29,7 +29,7 @@ CampaignResult = tuple[int, int, int, list[str]]
 
 
 class Campaign(Protocol):
-    """What a simulator reads of a campaign that was carried out."""
+    """Protocol of a finished campaign."""
 
     violations: list[str]
     checked: int
@@ -38,7 +38,7 @@ class Campaign(Protocol):
 
 @dataclass(frozen=True)
 class SimulationOutcome:
-    """What a simulation found."""
+    """Result of a simulation."""
 
     seed: int
     nights: int
@@ -113,7 +113,7 @@ class Simulator:
             yield from pool.imap(partial(self.result, inject), seeds, chunksize=4)
 
     def result(self, inject: str | None, seed: int) -> CampaignResult:
-        with swapped(self.bugs()[inject] if inject else ()):
+        with apply_swaps(self.bugs()[inject] if inject else ()):
             campaign = self.campaign_of(seed)
         return seed, campaign.attempts, campaign.checked, campaign.violations[:MAX_SHOWN]
 
@@ -133,7 +133,7 @@ def always(value: object = None) -> Callable[..., object]:
 
 
 @contextmanager
-def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
+def apply_swaps(swaps: Sequence[Swap]) -> Iterator[None]:
     """Set each attribute to its other value; the old values come back at the end."""
     originals = [(where, attribute, getattr(where, attribute)) for where, attribute, _ in swaps]
     for where, attribute, other in swaps:

@@ -1,10 +1,10 @@
-"""Bugs that are injected into the stores on purpose: each is a mistake that somebody could make, and is found.
+"""Bugs that are injected into the stores on purpose: each is a plausible mistake, and is found.
 
 python -m trainyard.testing.store_faults.simulate --campaigns 2000 --inject found-not-flushed    ends with exit code 1
 
 The stores of a home on a disk that forgets: failed calls, deaths between any two calls, power cuts.
 
-    campaign = campaign_of(seed)            a pure function of its seed
+    campaign = run_campaign(seed)           a pure function of its seed
     campaign.violations                     what was promised and is not there
 
 Artifacts, checkpoints, job records and the adapter registry work through `Files`; here it is the disk in memory of
@@ -57,7 +57,7 @@ def moves_into_an_unflushed_folder(disk: files.Files, source: Path, target: Path
 
 
 def flushes_files_only(disk: files.Files, folder: Path) -> None:
-    for path in whole.files_below(disk, folder):
+    for path in whole.list_files(disk, folder):
         disk.fsync(path)
     disk.fsync_folder(folder)
 
@@ -91,7 +91,7 @@ def renames_unflushed(disk: files.Files, path: Path, data: bytes) -> None:
     disk.fsync_folder(path.parent)
 
 
-def table() -> dict[str, tuple[Swap, ...]]:
+def build_swaps() -> dict[str, tuple[Swap, ...]]:
     """Name -> what is replaced."""
     return {
         "no-fsync": ((SimulatedFiles, "fsync", always()),),
@@ -109,7 +109,7 @@ def table() -> dict[str, tuple[Swap, ...]]:
     }  # fmt: skip
 
 
-INJECTED_BUGS = tuple(table())
+INJECTED_BUGS = tuple(build_swaps())
 
 
 HOME = Path("/home")
@@ -334,7 +334,7 @@ class StoreCampaign:
             self.disk.crash(self.random)
 
 
-def campaign_of(seed: int) -> StoreCampaign:
+def run_campaign(seed: int) -> StoreCampaign:
     """Return one campaign, carried out; it ends at the first violation."""
     campaign = StoreCampaign(seed)
     acts = (campaign.make_artifact, campaign.make_checkpoint, campaign.write_job, campaign.register_adapter)
@@ -348,11 +348,11 @@ def campaign_of(seed: int) -> StoreCampaign:
         for act in acts:
             campaign.attempt(act, quiet=True)
     campaign.check()
-    nothing_left(campaign)
+    check_nothing_left(campaign)
     return campaign
 
 
-def nothing_left(campaign: StoreCampaign) -> None:
+def check_nothing_left(campaign: StoreCampaign) -> None:
     """No temporary file of a process that died is left after the next one has worked in its place."""
     campaign.checked += 1
     names = [Path(name) for name in campaign.disk.snapshot()]
@@ -361,7 +361,7 @@ def nothing_left(campaign: StoreCampaign) -> None:
         campaign.violated(f"left behind: {sorted(map(str, left))[:3]}")
 
 
-simulate = Simulator(campaign_of, table).run
+simulate = Simulator(run_campaign, build_swaps).run
 REPLAY = "python -m trainyard.testing.store_faults.simulate"
 
 

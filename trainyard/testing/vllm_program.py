@@ -65,7 +65,7 @@ class ThinkingModel:
         prompt = template.render(messages=body["messages"], add_generation_prompt=True, **options)
         most, used = int(body.get("max_tokens", 16)), len(prompt.split())
         if self.context_tokens is not None and used + most > self.context_tokens:
-            exchange.error(400, too_long(self.context_tokens, used, most))
+            exchange.error(400, describe_too_long(self.context_tokens, used, most))
             return
         tokens = self.answer(prompt, schema="json_schema" in (body.get("response_format") or {})).split(" ")
         text = " ".join(tokens[:most])
@@ -87,7 +87,7 @@ class ThinkingModel:
         return (match["reasoning"] or None, match["content"] or None) if match else (None, text)
 
 
-def too_long(context: int, used: int, output_tokens: int) -> str:
+def describe_too_long(context: int, used: int, output_tokens: int) -> str:
     return (
         f"This model's maximum context length is {context} tokens. However, you requested {output_tokens} output "
         f"tokens and your prompt contains {used} input tokens, for a total of {used + output_tokens} tokens."
@@ -138,7 +138,7 @@ def start_engine(folder: Path) -> None:
     (folder / ENGINE_FILE).write_text(str(engine.pid), encoding="utf-8")
 
 
-def behaviour_of(options: argparse.Namespace) -> Behaviour:
+def choose_behaviour(options: argparse.Namespace) -> Behaviour:
     """Return what answers chat requests: a model that reasons, or an example of the schema."""
     if options.play != "think":
         return ok()
@@ -179,7 +179,7 @@ def main() -> None:
     if options.play == "draw":
         draw(options, name)
         return
-    with ScriptedServer(port=options.port, model=name, then=behaviour_of(options)) as server:
+    with ScriptedServer(port=options.port, model=name, then=choose_behaviour(options)) as server:
         print(f"INFO Serving at {server.url}", flush=True)
         signal.pause()
 

@@ -47,7 +47,7 @@ AtEpoch = Callable[[Encoded, int, int], Encoded]
 
 
 class Head(StrEnum):
-    """How the output layer is computed. `chunked` recomputes each chunk in the backward pass and saves its memory."""
+    """Computation of the output layer. `chunked` recomputes each chunk in the backward pass and saves its memory."""
 
     FULL = "full"
     CHUNKED = "chunked"
@@ -56,7 +56,7 @@ class Head(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why a continuation ended."""
+    """Reason why a continuation ended."""
 
     END = "end"
     """An end token, which is part of the continuation."""
@@ -65,7 +65,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. Temperature 0 is greedy."""
+    """Sampling settings. Temperature 0 is greedy."""
 
     max_new_tokens: int = 64
     temperature: float = 1.0
@@ -90,7 +90,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generated:
-    """One continuation."""
+    """A continuation."""
 
     ids: list[int]
     text: str
@@ -102,7 +102,7 @@ class Generated:
 
 
 class CompletionWriter(Protocol):
-    """Who writes completions while a stage trains: a session."""
+    """Writer of completions while a stage trains: a session."""
 
     @property
     def context(self) -> int | None:
@@ -121,7 +121,7 @@ def mean_over_units(sums: Mapping[str, float], units: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One objective."""
+    """An objective."""
 
     facts: StageFacts
     encode: Callable[[Iterable[Any], PreTrainedTokenizerBase, TrainerConfig], tuple[Sequence[Encoded], TokenLedger]]
@@ -182,7 +182,7 @@ class Cursor:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one optimizer step did."""
+    """Record of one optimizer step."""
 
     step: int
     loss: float

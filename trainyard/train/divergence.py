@@ -1,4 +1,4 @@
-"""What speaks against a training in its own numbers: a loss that rose, numbers near their limit, overfitting.
+"""Divergence checks of a training: a loss that rose, numbers near their limit, overfitting.
 
 A pure function of the steps and the evaluations, for every backend: a supervisor reads the events as they come, and the
 end of a training reads its whole curve. The loss of step 1 is that of the base, because nothing has moved before it.
@@ -35,7 +35,7 @@ OVERFIT_RISE = 0.02
 
 
 class DivergenceKind(StrEnum):
-    """What speaks against a training."""
+    """Kind of a finding against a training."""
 
     LOSS_ROSE = "loss_rose"
     NEAR_LIMIT = "near_limit"
@@ -51,7 +51,7 @@ TAKE_BEST = "take the best step by eval.load_best, end there by eval.patience, o
 
 @dataclass(frozen=True)
 class Divergence:
-    """One finding, with the step at which it was seen and what to do about it."""
+    """A finding, with the step at which it was seen and what to do about it."""
 
     kind: DivergenceKind
     step: int
@@ -112,7 +112,7 @@ class DivergenceWatch:
 
     def findings(self, step: int) -> list[Divergence]:
         """Return what speaks against the training at a step."""
-        findings = (self.rise(step), self.near_limit(), self.gradient_jump(), self.overfitting())
+        findings = (self.rise(step), self.check_limit(), self.gradient_jump(), self.overfitting())
         return [finding for finding in findings if finding is not None]
 
     def note_norm(self, step: int, norm: float) -> None:
@@ -129,12 +129,12 @@ class DivergenceWatch:
         if self.first is None or len(self.recent) < 2:
             return None
         mean = self.mean
-        if mean - self.first <= max(LEAST_RISE * abs(self.first), LEAST_NATS, noise_of(self.recent, self.first)):
+        if mean - self.first <= max(LEAST_RISE * abs(self.first), LEAST_NATS, estimate_noise(self.recent, self.first)):
             return None
         because = f"the loss is above that of the base: {self.first:.3f} at step 1, {mean:.3f} at step {step}"
         return Divergence(DivergenceKind.LOSS_ROSE, step, because, LOWER_RATE)
 
-    def near_limit(self) -> Divergence | None:
+    def check_limit(self) -> Divergence | None:
         if self.highest is None:
             return None
         step, loss = self.highest
@@ -168,7 +168,7 @@ class DivergenceWatch:
         return Divergence(DivergenceKind.OVERFITTING, last[0], because, advice)
 
 
-def noise_of(losses: Iterable[float], first: float) -> float:
+def estimate_noise(losses: Iterable[float], first: float) -> float:
     """Return the rise that chance alone may show, from the differences between neighbouring steps."""
     values = list(losses)
     differences = [abs(after - before) for before, after in pairwise(values)]
@@ -197,10 +197,10 @@ def judge_training(
     for last, loss, *_ in losses:
         watch.on_step(int(last), loss, held_out.get(int(last)), (norms or {}).get(int(last)))
     findings = watch.findings(int(last))
-    return findings or not_learned([loss for _, loss, *_ in losses if loss is not None], int(last))
+    return findings or find_no_progress([loss for _, loss, *_ in losses if loss is not None], int(last))
 
 
-def not_learned(losses: Sequence[float], step: int) -> list[Divergence]:
+def find_no_progress(losses: Sequence[float], step: int) -> list[Divergence]:
     """Return a finding for a training whose loss is at its end where it was."""
     third = len(losses) // 3
     if len(losses) < LEAST_LOSSES:

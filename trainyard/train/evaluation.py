@@ -1,4 +1,4 @@
-"""One hook of the loop: it measures the held-out rows now and then, keeps the best checkpoints and may end the run.
+"""Periodic evaluation, a hook of the loop: it measures held-out rows, keeps the best checkpoints and may end the run.
 
 It moves nothing that training reads: no dropout, no graph, and every generator is put back. So the losses of a training
 are the same with it and without it, and a run that is stopped and continued evaluates to the same bits.
@@ -32,13 +32,13 @@ class Prompt:
     text: str
 
 
-def prompt_of(example: Encoded, tokenizer: Any) -> Prompt:
+def build_prompt(example: Encoded, tokenizer: Any) -> Prompt:
     """Return what comes before the last answer of an example; of running text, its first half."""
-    ids = example["prompt_ids"] if "prompt_ids" in example else before_last_answer(example)
+    ids = example["prompt_ids"] if "prompt_ids" in example else cut_before_answer(example)
     return Prompt(list(ids), str(tokenizer.decode(ids, skip_special_tokens=True)))
 
 
-def before_last_answer(example: Encoded) -> list[int]:
+def cut_before_answer(example: Encoded) -> list[int]:
     ids, labels = example["input_ids"], example["labels"]
     end = max(index for index, label in enumerate(labels) if label != IGNORED)
     start = next((index + 1 for index in range(end, -1, -1) if labels[index] == IGNORED), 0)
@@ -47,7 +47,7 @@ def before_last_answer(example: Encoded) -> list[int]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a run is evaluated on."""
+    """Held-out rows of a run."""
 
     feed: Feed
     prompts: Sequence[Prompt]
@@ -120,7 +120,7 @@ class PeriodicEvaluation:
         done, settings = self.progress.evaluations, self.settings
         done.add(step, metrics, settings)
         record.metrics.update({f"eval_{name}": value for name, value in metrics.items()})
-        best = done.ranked(settings.metric)
+        best = done.rank_steps(settings.metric)
         seconds = time.perf_counter() - started
         self.seconds += seconds
         facts = {"rows": self.held_out.rows, "best_step": best[0] if best else None, "seconds": round(seconds, 3)}

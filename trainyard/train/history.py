@@ -39,13 +39,13 @@ class Evaluations:
             self.waited += 1
         self.ended = settings.patience is not None and self.waited >= settings.patience
 
-    def ranked(self, metric: EvalMetric) -> list[int]:
+    def rank_steps(self, metric: EvalMetric) -> list[int]:
         """The evaluated steps, the best one first; without those whose metric is not finite."""
         values = {int(entry[STEP]): entry[metric] for entry in self.found if math.isfinite(entry[metric])}
-        return list_best(values, choose_by(metric))
+        return list_best(values, choose_comparison(metric))
 
     def best_step(self, metric: EvalMetric) -> int | None:
-        return next(iter(self.ranked(metric)), None)
+        return next(iter(self.rank_steps(metric)), None)
 
     def at(self, step: int) -> dict[str, float] | None:
         """What was measured at a step; None where nothing was."""
@@ -57,7 +57,7 @@ class Evaluations:
         return metrics[metric] if metrics is not None and math.isfinite(metrics[metric]) else None
 
 
-def choose_by(metric: EvalMetric) -> Best:
+def choose_comparison(metric: EvalMetric) -> Best:
     """`min` or `max`, whichever chooses the better value."""
     return min if metric.facts.best == "min" else max
 

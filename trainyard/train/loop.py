@@ -19,7 +19,7 @@ Save = Callable[[Session, SavedProgress], None]
 
 
 class Hook(Protocol):
-    """Somebody who looks at each step, and may add to its metrics for those after it."""
+    """Called after every step; may add metrics for later hooks."""
 
     def on_step(self, record: StepRecord) -> None: ...
 

@@ -31,7 +31,7 @@ import torch
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.json_types import JsonMapping, JsonObject
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.spec.axes.optimizers import Optimizer, OptimizerFacts
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.model.precision import Availability, native_bf16
@@ -207,13 +207,13 @@ class ScheduleFree(CompositeOptimizer):
         self.inner.train()
         if self._trained:
             with torch.no_grad():
-                for parameter, trainable in zip(parameters_of(self.param_groups), self._trained, strict=True):
+                for parameter, trainable in zip(iterate_parameters(self.param_groups), self._trained, strict=True):
                     parameter.copy_(trainable)
         self._trained = []
 
     def eval(self) -> None:
         if self.param_groups[0]["train_mode"]:
-            self._trained = [parameter.detach().clone() for parameter in parameters_of(self.param_groups)]
+            self._trained = [parameter.detach().clone() for parameter in iterate_parameters(self.param_groups)]
             self.inner.eval()
 
     def load_state_dict(self, state: JsonMapping) -> None:
@@ -231,8 +231,8 @@ class GaLoreOptimizer(CompositeOptimizer):
 
     def load_state_dict(self, state: JsonMapping) -> None:
         super().load_state_dict(state)
-        projector = load("pytorch_optimizer.optimizer.utils.galore:GaLoreProjector")
-        for parameter in parameters_of(self.param_groups):
+        projector = load_object("pytorch_optimizer.optimizer.utils.galore:GaLoreProjector")
+        for parameter in iterate_parameters(self.param_groups):
             entry = self.inner.state.get(parameter, {})
             if "projector" in entry:
                 galore_projector = projector(**GALORE)
@@ -253,7 +253,7 @@ class PagedAdamW8bit(CompositeOptimizer):
 
     def load_state_dict(self, state: JsonMapping) -> None:
         super().load_state_dict(state)
-        for parameter in parameters_of(self.param_groups):
+        for parameter in iterate_parameters(self.param_groups):
             entry = self.inner.state.get(parameter, {})
             for name in entry.keys() & {"state1", "state2"}:
                 buffer = self.inner.get_state_buffer(parameter, dtype=entry[name].dtype)
@@ -267,24 +267,24 @@ class AdafactorOptimizer(CompositeOptimizer):
         super().load_state_dict(state)
         saved = state["adafactor"]
         indices = (index for group in saved["param_groups"] for index in group["params"])
-        for index, parameter in zip(indices, parameters_of(self.param_groups), strict=True):
+        for index, parameter in zip(indices, iterate_parameters(self.param_groups), strict=True):
             for name, value in saved["state"].get(index, {}).items():
                 if isinstance(value, torch.Tensor):
                     self.inner.state[parameter][name] = value.to(parameter.device, copy=True)
 
 
-def parameters_of(groups: Iterable[Group]) -> Iterator[torch.nn.Parameter]:
+def iterate_parameters(groups: Iterable[Group]) -> Iterator[torch.nn.Parameter]:
     return (parameter for group in groups for parameter in group["params"])
 
 
-def without_names(groups: Iterable[Group]) -> list[Group]:
+def drop_names(groups: Iterable[Group]) -> list[Group]:
     return [{key: value for key, value in group.items() if key != "names"} for group in groups]
 
 
 def split_blocks(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
     """Return the groups' matrices inside numbered blocks, and everything else; empty groups are left out, names too."""
     parts: tuple[list[Group], list[Group]] = ([], [])
-    for group, (rest,) in ((group, without_names([group])) for group in groups):
+    for group, (rest,) in ((group, drop_names([group])) for group in groups):
         named = list(zip(group["names"], group["params"], strict=True))
         for part, inside in zip(parts, (True, False), strict=True):
             members = [
@@ -297,16 +297,16 @@ def split_blocks(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
 
 
 def paged_adamw_8bit(groups: list[Group]) -> Any:
-    on_cpu = next(parameters_of(groups)).device.type == CPU
-    make = load(f"bitsandbytes.optim:{'' if on_cpu else 'Paged'}AdamW8bit")
-    return PagedAdamW8bit(paged=make(without_names(groups)))
+    on_cpu = next(iterate_parameters(groups)).device.type == CPU
+    make = load_object(f"bitsandbytes.optim:{'' if on_cpu else 'Paged'}AdamW8bit")
+    return PagedAdamW8bit(paged=make(drop_names(groups)))
 
 
 def adafactor(groups: list[Group]) -> Any:
     """With the learning rate as given: relative steps would fight the schedule, and scaling by the weights' size would
     never move the zeros that an adapter starts from."""
-    make = load("transformers.optimization:Adafactor")
-    return AdafactorOptimizer(adafactor=make(without_names(groups), scale_parameter=False, relative_step=False))
+    make = load_object("transformers.optimization:Adafactor")
+    return AdafactorOptimizer(adafactor=make(drop_names(groups), scale_parameter=False, relative_step=False))
 
 
 def muon(groups: list[Group]) -> Any:
@@ -323,24 +323,24 @@ def muon(groups: list[Group]) -> Any:
 def galore(groups: list[Group]) -> Any:
     matrices, vectors = split_blocks(groups)
     projected = [{**group, **GALORE} for group in matrices]
-    return GaLoreOptimizer(galore=load("pytorch_optimizer:GaLore")(projected + vectors))
+    return GaLoreOptimizer(galore=load_object("pytorch_optimizer:GaLore")(projected + vectors))
 
 
 def ademamix(groups: list[Group]) -> Any:
-    make = load("bitsandbytes.optim:AdEMAMix")
-    return make(without_names(groups), betas=ADEMAMIX_BETAS, alpha=ADEMAMIX_ALPHA)
+    make = load_object("bitsandbytes.optim:AdEMAMix")
+    return make(drop_names(groups), betas=ADEMAMIX_BETAS, alpha=ADEMAMIX_ALPHA)
 
 
 OPTIMIZERS: dict[Optimizer, Maker] = {
-    Optimizer.ADAMW: lambda groups: torch.optim.AdamW(without_names(groups), fused=True),
-    Optimizer.SGD: lambda groups: torch.optim.SGD(without_names(groups), momentum=SGD_MOMENTUM),
-    Optimizer.ADAMW_8BIT: lambda groups: load("bitsandbytes.optim:AdamW8bit")(without_names(groups)),
+    Optimizer.ADAMW: lambda groups: torch.optim.AdamW(drop_names(groups), fused=True),
+    Optimizer.SGD: lambda groups: torch.optim.SGD(drop_names(groups), momentum=SGD_MOMENTUM),
+    Optimizer.ADAMW_8BIT: lambda groups: load_object("bitsandbytes.optim:AdamW8bit")(drop_names(groups)),
     Optimizer.PAGED_ADAMW_8BIT: paged_adamw_8bit,
     Optimizer.ADAFACTOR: adafactor,
-    Optimizer.LION: lambda groups: load("bitsandbytes.optim:Lion")(without_names(groups), betas=LION_BETAS),
+    Optimizer.LION: lambda groups: load_object("bitsandbytes.optim:Lion")(drop_names(groups), betas=LION_BETAS),
     Optimizer.MUON: muon,
     Optimizer.SCHEDULE_FREE_ADAMW: lambda groups: ScheduleFree(
-        load("schedulefree:AdamWScheduleFree")(without_names(groups))
+        load_object("schedulefree:AdamWScheduleFree")(drop_names(groups))
     ),
     Optimizer.GALORE: galore,
     Optimizer.ADEMAMIX: ademamix,
@@ -375,7 +375,7 @@ def make_optimizer(groups: list[Group], config: TrainerConfig) -> Any:
 
 
 def build(name: Optimizer, row: OptimizerFacts, make: Maker, groups: list[Group]) -> Any:
-    first = next(parameters_of(groups), None)
+    first = next(iterate_parameters(groups), None)
     if first is None:
         raise InvalidInput(
             "No weight would move.",
@@ -404,13 +404,13 @@ def optimizer_facts(optimizer: Any) -> dict[str, str]:
     return {"newton_schulz": dtype} if dtype else {}
 
 
-def on_train(optimizer: Any) -> None:
+def switch_to_train(optimizer: Any) -> None:
     """Before steps: a schedule-free optimizer puts back the weights that it moves. Nothing for the others."""
     if isinstance(optimizer, CompositeOptimizer):
         optimizer.train()
 
 
-def on_eval(optimizer: Any) -> None:
+def switch_to_eval(optimizer: Any) -> None:
     """Before a look at the weights, or their export: a schedule-free optimizer shows its average. Nothing otherwise."""
     if isinstance(optimizer, CompositeOptimizer):
         optimizer.eval()

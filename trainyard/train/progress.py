@@ -26,7 +26,7 @@ from trainyard.train.rows.tokens import TokenLedger
 
 
 class Origin(StrEnum):
-    """How the account of a run is known."""
+    """Origin of the account of a run."""
 
     BATCHES = "batches"
     """Counted in each batch that moved the weights."""

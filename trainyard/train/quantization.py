@@ -4,7 +4,7 @@
 `from_pretrained` takes; `convert` does what transformers leaves undone; `settle` makes a loaded model compute the same
 in training and in evaluation, which bitsandbytes leaves out on a CPU.
 
-    load       config = load_config(format, device, stored_config(folder))
+    load       config = load_config(format, device, read_stored_config(folder))
                model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, …)
                convert(model, format, device); settle(model)
 
@@ -24,17 +24,17 @@ from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.json_types import JsonMapping, JsonObject
-from trainyard.loading import load
-from trainyard.spec.axes.devices import Precision, one_of
+from trainyard.loading import load_object
+from trainyard.spec.axes.devices import Precision, join_devices
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.train.model.precision import Availability, accelerator_of, frozen_dtype
+from trainyard.train.model.precision import Availability, choose_frozen_dtype, find_accelerator
 
 CPU = "cpu"
 HQQ_GROUP = 64
 """Weights that share a scale and a zero point."""
 
 
-def version_of(package: str) -> str:
+def installed_version(package: str) -> str:
     """Installed version; empty if it is not here."""
     return importlib.metadata.version(package) if importlib.util.find_spec(package) else ""
 
@@ -46,10 +46,10 @@ def probe(format: Quantization, device: str) -> Availability:
     if missing:
         why = f"{format.value} needs {' and '.join(missing)}, not installed here."
         return Availability(False, why, f"pip install '{row.package.install}'")
-    here = accelerator_of(device)
+    here = find_accelerator(device)
     if here not in row.devices:
         why = f"{row.package.name} has no {format.value} on {here}."
-        return Availability(False, why, f"Train on {one_of(row.devices)}, or use lora without quantization.")
+        return Availability(False, why, f"Train on {join_devices(row.devices)}, or use lora without quantization.")
     first = here.facts.fp8_capability
     if format is Quantization.FP8 and first and torch.cuda.get_device_capability() < first:
         return Availability(False, "This GPU has no float8 products.", "Use engine.fp8: off, which computes in bf16.")
@@ -81,7 +81,7 @@ def load_config(
     given.
 
     Quantised weights are multiplied in the dtype of `precision`. `stored` is the base's own quantization config
-    (`stored_config`); gptq and awq need one. Raises `Unavailable` (`E-PACKAGE-MISSING`) and `InvalidInput`
+    (`read_stored_config`); gptq and awq need one. Raises `Unavailable` (`E-PACKAGE-MISSING`) and `InvalidInput`
     (`E-QUANTIZATION`).
     """
     row = format.facts
@@ -97,18 +97,18 @@ def load_config(
     if row.calibrates or format is Quantization.HQQ_INT4:
         return None  # the base says it itself; hqq converts after loading
     if format is Quantization.TORCHAO_INT8:
-        return TorchAoConfig(load("torchao.quantization:Int8WeightOnlyConfig")(version=2))
+        return TorchAoConfig(load_object("torchao.quantization:Int8WeightOnlyConfig")(version=2))
     if format is Quantization.INT8:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=format.value,
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=frozen_dtype(device, precision),
+        bnb_4bit_compute_dtype=choose_frozen_dtype(device, precision),
     )
 
 
-def stored_config(folder: str) -> JsonObject | None:
+def read_stored_config(folder: str) -> JsonObject | None:
     """Return the quantization config that a base carries in its `config.json`; None for a base in full precision."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     stored = getattr(config, "quantization_config", None)
@@ -122,7 +122,7 @@ def require_fitting_base(format: Quantization, stored: JsonMapping | None) -> No
     if has == method:
         return
     is_in = f"is stored in {has}" if has else "is stored in full precision"
-    do = f"Use a base that somebody quantised with {method}" if method else "Use the base in full precision"
+    do = f"Use a base that is quantised with {method}" if method else "Use the base in full precision"
     raise InvalidInput(
         f"Quantization {format.value} does not fit this base.",
         why=f"The base {is_in}" + (f", and {method} is made from sample texts, not here." if method else "."),
@@ -156,9 +156,9 @@ def output_layer(model: Any) -> Any:
 
 
 def to_hqq(layer: torch.nn.Linear, device: str, precision: Precision = Precision.AUTO) -> Any:
-    recipe = load("hqq.core.quantize:BaseQuantizeConfig")(nbits=4, group_size=HQQ_GROUP)
-    dtype = frozen_dtype(device, precision)
-    return load("hqq.core.quantize:HQQLinear")(layer, recipe, compute_dtype=dtype, device=device)
+    recipe = load_object("hqq.core.quantize:BaseQuantizeConfig")(nbits=4, group_size=HQQ_GROUP)
+    dtype = choose_frozen_dtype(device, precision)
+    return load_object("hqq.core.quantize:HQQLinear")(layer, recipe, compute_dtype=dtype, device=device)
 
 
 def is_hqq(layer: torch.nn.Module) -> bool:
@@ -180,17 +180,17 @@ def align_train_eval(model: torch.nn.Module) -> int:
     """
     if importlib.util.find_spec("bitsandbytes") is None:
         return 0
-    layers, count = load("bitsandbytes.nn"), 0
+    layers, count = load_object("bitsandbytes.nn"), 0
     for layer in model.modules():
         if isinstance(layer, layers.Linear4bit):
             layer.support_avx512bf16_for_cpu = False
             count += 1
         elif isinstance(layer, layers.Linear8bitLt):
-            layer.register_forward_pre_hook(in_training)
+            layer.register_forward_pre_hook(select_training_path)
             count += 1
     return count
 
 
-def in_training(layer: torch.nn.Module, _: Any) -> None:
+def select_training_path(layer: torch.nn.Module, _: Any) -> None:
     """Before a forward of an 8-bit layer: take the path that training takes (the layer itself has no dropout)."""
     layer.training = True

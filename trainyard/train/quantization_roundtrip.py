@@ -1,4 +1,4 @@
-"""How much each format loses, measured: a layer of normal weights there and back, and the table of the manual.
+"""Measured loss of each format: a layer of normal weights there and back, and the table of the manual.
 
 `python -m trainyard.train.quantization_roundtrip` prints the table of docs/quantization.md; a test compares the two.
 A format whose package is not installed says "not run here", and so does one that only comes ready made (gptq, awq).
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from bitsandbytes import functional
 
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.train import quantization
 from trainyard.train.model.precision import convert_to_fp8
@@ -28,7 +28,7 @@ Stored = tuple[torch.Tensor, int]
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """What a format does to normal weights."""
+    """Effect of a format on normal weights."""
 
     error: float
     """Root mean square of the difference over that of the weights."""
@@ -46,10 +46,10 @@ def round_trip(format: Quantization) -> RoundTrip | None:
     back, stored = store(weight)
     error = ((back.float() - weight).square().mean() / weight.square().mean()).sqrt()
     package = format.facts.package.name
-    return RoundTrip(float(error), 8 * stored / weight.numel(), f"{package} {quantization.version_of(package)}")
+    return RoundTrip(float(error), 8 * stored / weight.numel(), f"{package} {quantization.installed_version(package)}")
 
 
-def size_of(*tensors: torch.Tensor) -> int:
+def sum_bytes(*tensors: torch.Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -58,26 +58,28 @@ def four_bits(kind: str) -> Callable[[torch.Tensor], Stored]:
 
     def store(weight: torch.Tensor) -> Stored:
         packed, state = functional.quantize_4bit(weight, compress_statistics=True, quant_type=kind)
-        return functional.dequantize_4bit(packed, state), size_of(packed, state.absmax, state.state2.absmax)
+        return functional.dequantize_4bit(packed, state), sum_bytes(packed, state.absmax, state.state2.absmax)
 
     return store
 
 
 def int8(weight: torch.Tensor) -> Stored:
     rounded, scales, _ = functional.int8_vectorwise_quant(weight.half())
-    return functional.int8_vectorwise_dequant(rounded, scales), size_of(rounded, scales)
+    return functional.int8_vectorwise_dequant(rounded, scales), sum_bytes(rounded, scales)
 
 
 def hqq(weight: torch.Tensor) -> Stored:
     layer = quantization.to_hqq(linear(weight), quantization.CPU)
-    return layer.dequantize(), size_of(layer.W_q, layer.meta["scale"], layer.meta["zero"])
+    return layer.dequantize(), sum_bytes(layer.W_q, layer.meta["scale"], layer.meta["zero"])
 
 
 def torchao_int8(weight: torch.Tensor) -> Stored:
     layer = linear(weight)
-    load("torchao.quantization:quantize_")(layer, load("torchao.quantization:Int8WeightOnlyConfig")(version=2))
+    load_object("torchao.quantization:quantize_")(
+        layer, load_object("torchao.quantization:Int8WeightOnlyConfig")(version=2)
+    )
     quantized: Any = layer.weight
-    return quantized.dequantize(), size_of(quantized.qdata, quantized.scale)
+    return quantized.dequantize(), sum_bytes(quantized.qdata, quantized.scale)
 
 
 def fp8(weight: torch.Tensor) -> Stored:
@@ -93,9 +95,9 @@ def fp8(weight: torch.Tensor) -> Stored:
 
 def gguf(weight: torch.Tensor) -> Stored:
     """Q8_0, the format of llama.cpp that the package writes itself: blocks of 32 with a float16 scale."""
-    kind = load("gguf:GGMLQuantizationType").Q8_0
-    stored = load("gguf.quants:quantize")(weight.numpy(), kind)
-    return torch.from_numpy(load("gguf.quants:dequantize")(stored, kind)), stored.nbytes
+    kind = load_object("gguf:GGMLQuantizationType").Q8_0
+    stored = load_object("gguf.quants:quantize")(weight.numpy(), kind)
+    return torch.from_numpy(load_object("gguf.quants:dequantize")(stored, kind)), stored.nbytes
 
 
 def linear(weight: torch.Tensor) -> torch.nn.Linear:
@@ -118,13 +120,13 @@ STORES: dict[Quantization, Callable[[torch.Tensor], Stored]] = {
 # The manual's table
 
 
-def table() -> list[str]:
+def build_table() -> list[str]:
     """Return the rows of docs/quantization.md, measured now."""
     names = ["format", "package", "calibrated", "trains", "use", "devices", "merges", "error", "bits", "run-with"]
-    return [cells(names), cells(["---"] * len(names)), *(line(format) for format in Quantization)]
+    return [cells(names), cells(["---"] * len(names)), *(build_line(format) for format in Quantization)]
 
 
-def line(format: Quantization) -> str:
+def build_line(format: Quantization) -> str:
     row, trip = format.facts, round_trip(format)
     measured = [NOT_RUN, "-", "-"] if trip is None else [f"{trip.error:.4f}", bits(trip), trip.version]
     facts = [
@@ -147,4 +149,4 @@ def word(flag: bool) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print("\n".join(build_table()))

@@ -1,4 +1,4 @@
-"""Who hears of each step: the events file, a bar on a terminal, and the trackers that were requested.
+"""Reporters of each step: the events file, a bar on a terminal, and the trackers that were requested.
 
     with reporting(events.emit, Place(folder, project, run, config), trackers=("tensorboard",)) as report:
         report.on_step({"step": 1, "total_steps": 300, "loss": 2.1, ...})
@@ -65,7 +65,7 @@ Emit = Callable[..., None]
 
 
 class Reporter(Protocol):
-    """Somebody who hears of each step."""
+    """Receiver of each step."""
 
     def on_step(self, record: Record) -> None:
         """Take note; at once, and without looking at a tensor."""

@@ -1,4 +1,4 @@
-"""How the learning rate of an optimizer moves: by the curves of `spec/rates`, and by a metric. Nothing needs torch."""
+"""Learning-rate schedules of an optimizer: by the curves of `spec/rates`, and by a metric. Nothing needs torch."""
 
 from __future__ import annotations
 

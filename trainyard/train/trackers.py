@@ -29,13 +29,13 @@ from typing import Any, Protocol
 
 from trainyard.errors import Unavailable
 from trainyard.json_types import JsonMapping
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.spec.model_schema import flatten_settings
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Where a tracker keeps a run, and what it is called there."""
+    """Location and name of a run in a tracker."""
 
     folder: Path
     project: str
@@ -163,7 +163,7 @@ class Trackio:
 
 @dataclass(frozen=True)
 class TrackerRow:
-    """How a tracker is found and begun."""
+    """Start of a tracker."""
 
     package: str
     """What `pip install` brings it."""
@@ -215,7 +215,7 @@ def open_tracker(name: str, run: TrackedRun) -> Tracker:
     for variable, value in row.defaults(run).items():
         os.environ.setdefault(variable, value)
     try:
-        return row.begin(load(row.module), run)
+        return row.begin(load_object(row.module), run)
     except Exception as error:
         raise Unavailable(
             f"The tracker {name} could not begin the run {run.run!r}.",

@@ -10,17 +10,17 @@ from tests.certificates import make_certificate
 from trainyard.app.context import Context
 from trainyard.app.exposure import (
     Exposure,
-    addresses_of,
     exposure_file,
     keep_exposure,
     list_host_names,
     read_certificate,
     read_exposure,
     require_safe,
+    resolve_addresses,
     warn_of_expiry,
 )
 from trainyard.app.services import choose_exposure
-from trainyard.app.stack.stack import exposure_of, list_exposed_urls
+from trainyard.app.stack.stack import list_exposed_urls, resolve_exposure
 from trainyard.errors import InvalidInput
 from trainyard.operations.serving import ServeInput
 from trainyard.operations.stack import UpInput
@@ -88,10 +88,10 @@ def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_every_address_means_those_of_this_machine_besides_loopback() -> None:
     addresses = {row.address for rows in psutil.net_if_addrs().values() for row in rows}
-    assert set(addresses_of("::") if len(addresses) > 3 else ()) <= addresses
-    assert addresses_of("127.0.0.1") == ()
+    assert set(resolve_addresses("::") if len(addresses) > 3 else ()) <= addresses
+    assert resolve_addresses("127.0.0.1") == ()
     with pytest.raises(InvalidInput, match=r"'nowhere\.invalid' is not an address of this machine"):
-        addresses_of("nowhere.invalid")
+        resolve_addresses("nowhere.invalid")
 
 
 def test_names_are_those_of_certificate_address_and_option(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_names_are_those_of_certificate_address_and_option(tmp_path: Path) -> No
 
 def test_what_up_chose_is_kept_for_a_restart(home: Path) -> None:
     up_input = UpInput(expose=True, host="192.0.2.7", behind_proxy="192.0.2.9", allow_host=("lab.example.org",))
-    exposure = exposure_of(up_input)
+    exposure = resolve_exposure(up_input)
     settings().services.mkdir(parents=True)
     choose_exposure(settings(), exposure)
     assert read_exposure(settings()) == exposure
@@ -121,7 +121,7 @@ def test_what_up_chose_is_kept_for_a_restart(home: Path) -> None:
 @pytest.mark.parametrize("field", [{"host": "192.0.2.7"}, {"tls_cert": "a"}, {"allow_host": ("a",)}])
 def test_options_without_expose_are_refused(field: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match=r"--[a-z-]+ belongs to --expose"):
-        exposure_of(UpInput.model_validate(field))
+        resolve_exposure(UpInput.model_validate(field))
 
 
 @pytest.mark.parametrize("role", ["graph", "model"])

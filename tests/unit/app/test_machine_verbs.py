@@ -17,14 +17,14 @@ from trainyard.app.gpus import list_gpus
 from trainyard.compute.monitor import Clocks, GpuReading, MonitorReading
 from trainyard.errors import Conflict, Denied, InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, load_settings
-from trainyard.surfaces.invocation import implementation_of, request_of
+from trainyard.surfaces.invocation import build_request, load_implementation
 
 REMOTE = Caller("admin", remote=True)
 WAIT_S = 60.0
 
 
 def carry_out(operation: str, context: Context, **fields: Any) -> Any:
-    return implementation_of(operation)(request_of(operation, fields), context)
+    return load_implementation(operation)(build_request(operation, fields), context)
 
 
 @pytest.fixture

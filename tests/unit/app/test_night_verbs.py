@@ -10,9 +10,9 @@ import pytest
 from trainyard.app.context import Context
 from trainyard.app.nights import (
     add_corrections,
-    config_of,
     describe_night_refusals,
     list_night_refusals,
+    load_night_config,
     run_once,
     run_worker,
     show_corpora,
@@ -75,7 +75,7 @@ def test_settings_where_an_earlier_version_had_them_are_reported(here: Settings,
     path = tmp_path / "night.yaml"
     path.write_text("phase2: {training: {method: lora, lora: {rank: 8}, preference: {beta: 0.2}}}")
     lines: list[str] = []
-    config = config_of(path, None, Context(here, say=lines.append))
+    config = load_night_config(path, None, Context(here, say=lines.append))
     assert (config.phase2.training.method.rank, config.phase2.training.stage) == (8, Stage.DPO.settings(beta=0.2))
     assert lines == [
         "night.yaml: phase2.training.lora.rank is deprecated: write phase2.training.method.rank.",

@@ -33,7 +33,7 @@ from trainyard.stores.files import DISK
 from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, entity_key
 from trainyard.stores.graph.local import LadybugGraph
 from trainyard.stores.graph.remote import graph_file
-from trainyard.stores.schema import versioned
+from trainyard.stores.schema import add_version
 
 JANE, ACME = Named("person", "Jane Doe"), Named("company", "Acme")
 
@@ -69,7 +69,7 @@ def test_nights_are_listed_the_newest_first_and_shown_whole(context: Context) ->
     write_night(context, "default", "2026-10-03", **failed_night())
     night_folder = tenant_root(context.settings, "default") / "nights" / "2026-10-02"
     night_folder.mkdir()
-    (night_folder / "begun.json").write_text(json.dumps(versioned("night", {"started": 50.0})))
+    (night_folder / "begun.json").write_text(json.dumps(add_version("night", {"started": 50.0})))
     listing = list_night_reports(NightsInput(), context)
     assert [(night.night, night.state, night.started) for night in listing.nights] == [
         ("2026-10-03", "failed", 100.0), ("2026-10-02", "begun", 50.0), ("2026-10-01", "completed", None)

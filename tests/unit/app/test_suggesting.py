@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.app.completion import KNOWN, known_names
+from trainyard.app.completion import KNOWN, list_names
 from trainyard.app.context import Caller, Context
-from trainyard.app.suggestions import named_things, with_nearest
+from trainyard.app.suggestions import iterate_named_fields, with_nearest
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import settings
 from trainyard.spec.load.spellings import nearest, nearest_paths
 from trainyard.stores.chain_revisions import ChainStore, StoredChain
-from trainyard.surfaces.invocation import carry_out
+from trainyard.surfaces.invocation import execute_operation
 
 RUN, SWEEP, SESSION = "0aa885f8-eaaa-4f32-a852-144a17056dc2", "width-ecfc218f", "session-0123456789ab"
 WRONG = {
@@ -106,7 +106,7 @@ def test_operations_say_which_name_was_meant(
 ) -> None:
     request = OPERATIONS[operation].request(**fields)
     with pytest.raises((NotFound, InvalidInput)) as caught:
-        carry_out(operation, request, context)
+        execute_operation(operation, request, context)
     assert (f"Did you mean {right!r}" in caught.value.do) if right else "Did you mean" not in caught.value.do
 
 
@@ -121,7 +121,7 @@ def test_the_beginning_of_a_chain_s_name_finds_it_where_no_other_begins_so(conte
 def test_a_caller_of_a_tenant_learns_no_names(context: Context) -> None:
     stranger = Context(context.settings, caller=Caller("guest", Scope.READ, tenant="acme", remote=True))
     request = OPERATIONS["jobs show"].request(job="bike-dsk")
-    assert [*named_things(request)] == [("run", "bike-dsk", False), ("run", "bike-dsk", False)]
+    assert [*iterate_named_fields(request)] == [("run", "bike-dsk", False), ("run", "bike-dsk", False)]
     assert with_nearest(NotFound("There is no job 'bike-dsk'.", do="List."), request, stranger).do == "List."
 
 
@@ -138,4 +138,4 @@ def test_names_are_compared_as_a_whole_and_in_their_parts() -> None:
     assert nearest("asistant", ["default/assistant", "default/coder"]) == ["default/assistant"]
     assert nearest("Desk", ["desk-1", "other"]) == ["desk-1"]
     assert nearest("zzz", ["desk"]) == []
-    assert known_names("template", []) != []
+    assert list_names("template", []) != []

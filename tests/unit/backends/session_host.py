@@ -12,10 +12,10 @@ from typing import Any
 from trainyard.backends.sessions.frames import ask
 from trainyard.backends.sessions.records import (
     SessionRecord,
+    find_socket,
     folder_of_session,
     lock_of_session,
     new_session_id,
-    socket_of,
     write_record,
 )
 from trainyard.backends.sessions.running import run_session
@@ -74,14 +74,14 @@ class HostedSession:
         return int([event for event in self.events if event["event"] == "started"][-1]["pid"])
 
     def socket_path(self) -> str:
-        socket = socket_of(self.folder)
+        socket = find_socket(self.folder)
         assert socket is not None, self.outcome
         return socket
 
     def open(self) -> HostedSession:
         self.thread.start()
         deadline = time.monotonic() + OPEN_S
-        while socket_of(self.folder) is None and self.thread.is_alive():
+        while find_socket(self.folder) is None and self.thread.is_alive():
             assert time.monotonic() < deadline, "it did not open"
             time.sleep(0.05)
         return self

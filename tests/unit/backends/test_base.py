@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.small_jobs import Jobs, conversation, train_as_child
-from trainyard.backends.base import load, probe_all
+from trainyard.backends.base import load_program, probe_all
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.programs import environment
 from trainyard.backends.results import rebuild_error
@@ -44,7 +44,7 @@ def test_absent_backend_is_refused_with_what_to_do() -> None:
     with pytest.raises(
         Unavailable, match=r"R-BACKEND-MISSING: The backend 'unsloth' .* Do: Run `trainyard backends install unsloth`"
     ):
-        load(BackendName.UNSLOTH)
+        load_program(BackendName.UNSLOTH)
 
 
 def test_parent_side_imports_no_torch() -> None:

@@ -27,12 +27,12 @@ from trainyard.backends.choices import (
     keep_choices,
     machine_facts,
 )
-from trainyard.backends.job import TrainingJob, job_for
+from trainyard.backends.job import TrainingJob, prepare_job
 from trainyard.compute.gpus import training_threads
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.model.precision import choose_precision, cpu_bf16, hidden_size
+from trainyard.train.model.precision import choose_precision, cpu_bf16, read_hidden_size
 
 ROOT = Path(trainyard.__file__).parent
 CLOCKS = frozenset(
@@ -64,7 +64,7 @@ def on_cpu(**hyperparameters: Any) -> TrainerConfig:
 
 
 def test_decision_follows_from_the_facts_of_base_and_processor(tiny_model: Path, settings: Settings) -> None:
-    width = hidden_size(json.loads((tiny_model / "config.json").read_text()))
+    width = read_hidden_size(json.loads((tiny_model / "config.json").read_text()))
     expected = choose_precision(Precision.AUTO, "cpu", native=cpu_bf16(), hidden=width)
     choices = decide_choices(on_cpu(), tiny_model, settings)
     assert (choices.device, choices.precision, choices.threads) == (Device.CPU, expected.precision, 2)
@@ -116,7 +116,7 @@ def job_of(jobs: Jobs, settings: Settings) -> TrainingJob:
     """A job whose spec leaves everything open, on two threads."""
     fixed = jobs(backend="native", device="cpu", hyperparameters={"precision": "auto", "max_steps": 3})
     inputs = {"data": fixed.data, "data_sha256": dict.fromkeys(fixed.data, "1" * 64)}
-    return job_for(fixed.config, fixed.base, settings, **inputs)
+    return prepare_job(fixed.config, fixed.base, settings, **inputs)
 
 
 def result_of(run: Ran) -> tuple[str, dict[str, Any]]:

@@ -31,7 +31,7 @@ from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.backends import BackendName, ServerName
-from trainyard.workers.trainyard_worker.failures import WorkerError, fields_of
+from trainyard.workers.trainyard_worker.failures import WorkerError, describe_error
 
 MLX = BackendName.MLX
 
@@ -93,7 +93,7 @@ def test_every_foreign_backend_has_a_pinned_requirement_file_that_begins_with_it
         assert len(first.requirements) == 1, name
         pins = env.pins(name)
         assert {"orjson", "psutil"} <= set(pins), name
-        assert env.described(name).distribution in pins, name
+        assert env.require_external(name).distribution in pins, name
 
 
 def test_a_requirement_file_is_installed_in_phases() -> None:
@@ -112,8 +112,8 @@ def test_an_environment_that_is_not_there_says_how_to_make_it(settings: Settings
     assert probe_result.fix == "Run `trainyard backends install mlx`."
     assert env.health(MLX, settings) == env.Health(False, why=probe_result.why, fix=probe_result.fix)
     with pytest.raises(Unavailable, match=r"R-BACKEND-MISSING: .* Do: Run `trainyard backends install mlx`\."):
-        env.python_of(MLX, settings)
-    assert env.python_of(BackendName.NATIVE, settings) == Path(sys.executable)
+        env.find_python(MLX, settings)
+    assert env.find_python(BackendName.NATIVE, settings) == Path(sys.executable)
 
 
 def test_versions_are_read_from_its_files(settings: Settings) -> None:
@@ -138,9 +138,9 @@ def test_a_named_environment_is_used_in_its_place_and_never_changed(tmp_path: Pa
     major, minor, *_ = env.pins(MLX)["mlx-lm"].split(".")
     path = by_hand(tmp_path / "elsewhere", mlx_lm=f"{major}.{minor}.99")
     settings = load_settings(home=home, backend_envs={"mlx": path})
-    assert env.folder(MLX, settings) == path
+    assert env.find_folder(MLX, settings) == path
     assert env.probe(MLX, settings).available  # another patch of the same release will do
-    assert env.python_of(MLX, settings) == path / "bin" / "python"
+    assert env.find_python(MLX, settings) == path / "bin" / "python"
     with pytest.raises(Conflict, match=r"E-BACKEND-CONFIG: .* Do: Install there by hand, or remove backend_envs\.mlx"):
         installing.install(MLX, settings, print)
     wrong_settings = load_settings(home=home, backend_envs={"mlx": tmp_path / "nowhere"})
@@ -216,7 +216,7 @@ def test_a_worker_puts_an_error_of_its_tool_into_words(
     error: Exception, size: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", size)
-    fields = fields_of(error)
+    fields = describe_error(error)
     assert fields["code"] == code
     assert set(fields) == {"kind", "code", "what", "why", "do"}
 

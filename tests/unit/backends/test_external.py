@@ -25,7 +25,7 @@ from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs
 from trainyard.backends.axolotl import program as axolotl_program
 from trainyard.backends.axolotl.backend import BACKEND as axolotl
-from trainyard.backends.axolotl.config import STAGES, AxolotlFacts, config_of, row_of
+from trainyard.backends.axolotl.config import STAGES, AxolotlFacts, build_config, convert_row
 from trainyard.backends.axolotl.program import STEP_LINE, list_finished, new_steps
 from trainyard.backends.deepspeed import program as deepspeed_program
 from trainyard.backends.deepspeed.backend import BACKEND as deepspeed
@@ -174,7 +174,7 @@ def test_preference_rows_are_written_as_rendered_text(stage: str, jobs: Jobs, tm
     tokens = desk.plan["ledger"]["tokens"]
     assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]
     assert len(lines) == desk.plan["ledger"]["rows"]["trained"]
-    row = row_of(Stage(stage), lines[0])
+    row = convert_row(Stage(stage), lines[0])
     assert row is not None
     if stage == "reward":
         answers = {"chosen": "A node 0 reads.", "rejected": "No idea, 0 or so it is."}
@@ -186,7 +186,7 @@ def test_preference_rows_are_written_as_rendered_text(stage: str, jobs: Jobs, tm
 
 def test_reward_rows_of_several_turns_have_no_form_in_axolotl() -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    assert row_of(Stage.REWARD, {"messages": turns, "chosen_turn": "d", "rejected_turn": "e"}) is None
+    assert convert_row(Stage.REWARD, {"messages": turns, "chosen_turn": "d", "rejected_turn": "e"}) is None
 
 
 # Axolotl's configuration
@@ -196,7 +196,7 @@ def axolotl_config(jobs: Jobs, port: Port = Port.SFT, device: str = "cuda", **co
     modules = None if config.get("method") == "full" else ["q_proj", "v_proj"]
     facts = AxolotlFacts(Path("job"), device, 100, 20, Path("job/plan/tokenizer"), modules)
     job = jobs(port, backend="axolotl", **config).model_copy(update={"base": "models/tiny"})
-    return config_of(job, facts)
+    return build_config(job, facts)
 
 
 def test_configuration_of_every_stage_and_method_is_the_known_one(jobs: Jobs) -> None:
@@ -255,7 +255,7 @@ def test_own_keys_are_asked_for_in_the_schema_of_the_tools_environment(
     (folder / "datasets.py").write_text("from pydantic import BaseModel\n" + "".join(
         f"class {name}(BaseModel): path: str\n" for name in names
     ))  # fmt: skip
-    monkeypatch.setattr(axolotl_program.environments, "python_of", lambda _name: Path(sys.executable))
+    monkeypatch.setattr(axolotl_program.environments, "find_python", lambda _name: Path(sys.executable))
     variables = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY / 'trainyard' / 'workers'}"}
 
     def ask(**extra: Any) -> None:

@@ -20,7 +20,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.shape import ENCODERS, BaseFacts, ModelLayout
 from trainyard.stores.models import base_facts
 from trainyard.testing.tiny import TEXT, build_tokenizer
-from trainyard.train.methods.loading import architecture_of
+from trainyard.train.methods.loading import find_architecture
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {
@@ -97,7 +97,7 @@ def test_an_attention_that_the_family_lacks_is_refused_by_name(
 
 def test_a_type_without_a_score_makes_no_reward_model(family: Family) -> None:
     with pytest.raises(InvalidInput, match="E-MODEL-INVALID: transformers has no reward model for the type mamba"):
-        architecture_of(str(family("mamba")), "reward")
+        find_architecture(str(family("mamba")), "reward")
 
 
 NO_DECODERS = {

@@ -17,16 +17,16 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs, Ran, train_as_child
 from tests.unit.backends.test_external_trainers import Stopper, adapter_loss, losses
-from trainyard.backends.base import Probe, load, probe
+from trainyard.backends.base import Probe, load_program, probe
 from trainyard.backends.environments import pins
-from trainyard.backends.llamacpp.build import PROGRAMS, own_version, said_version
+from trainyard.backends.llamacpp.build import PROGRAMS, ask_version, read_own_version
 from trainyard.backends.llamacpp.plan import ContextWindows
 from trainyard.backends.llamacpp.program import LINE, LogCurve
 from trainyard.backends.results import TrainingStopped
 from trainyard.errors import InvalidInput
-from trainyard.loading import load as load_late
+from trainyard.loading import load_object as load_late
 from trainyard.serve.conversion.gguf import peft_to_gguf
-from trainyard.serve.conversion.to_gguf import rule_of
+from trainyard.serve.conversion.to_gguf import find_tokenizer_rule
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 
@@ -145,7 +145,7 @@ def test_its_version_is_read_from_what_the_program_prints(output: str, version: 
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ncat <<'END' >&2\n{output}\nEND\n")
     program.chmod(0o755)
-    assert own_version(tmp_path) == said_version(tmp_path) == version
+    assert read_own_version(tmp_path) == ask_version(tmp_path) == version
 
 
 @pytest.mark.parametrize("recorded", [DEV_VERSION, f"version: {DEV_VERSION} built with GNU 12.2.0 for Linux x86_64"])
@@ -261,13 +261,13 @@ def test_the_loss_of_a_step_is_read_from_means() -> None:
 def test_only_the_rule_of_gpt2_is_declared_as_that(rule: Any, normalizer: Any, is_gpt2: bool, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"pre_tokenizer": rule, "normalizer": normalizer}))
     if is_gpt2:
-        assert rule_of(tmp_path) == "gpt-2"
+        assert find_tokenizer_rule(tmp_path) == "gpt-2"
         return
     with pytest.raises(InvalidInput, match=r"E-CONVERT: llama\.cpp does not know the tokenizer"):
-        rule_of(tmp_path)
+        find_tokenizer_rule(tmp_path)
 
 
 @pytest.mark.parametrize("name", [BackendName.MLX, BackendName.LLAMACPP])
 def test_an_absent_tool_says_how_it_is_installed(name: BackendName) -> None:
     with pytest.raises(Exception, match=f"R-BACKEND-MISSING.*trainyard backends install {name.value}"):
-        load(name)
+        load_program(name)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.small_jobs import Jobs, Ran, broken_model, train_as_child, train_here
-from trainyard.backends.base import BACKENDS, load, probe
+from trainyard.backends.base import BACKENDS, load_program, probe
 from trainyard.backends.job import TeacherServer, locate_mirror
 from trainyard.compute.child import Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
@@ -57,7 +57,7 @@ def test_a_relative_mirror_is_below_the_working_folder(jobs: Jobs, tmp_path: Pat
 def test_native_is_built_in_and_the_default(jobs: Jobs) -> None:
     assert BackendName.NATIVE in BACKENDS
     assert probe(BackendName.NATIVE).available
-    assert load(BackendName.NATIVE).reasons(jobs(**NATIVE)) == []
+    assert load_program(BackendName.NATIVE).reasons(jobs(**NATIVE)) == []
 
 
 def test_ledger_balances_and_the_record_says_what_was_done(native_run: Ran, tiny_model: Path) -> None:

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from tests.small_jobs import Jobs, Ran, train_here
-from trainyard.backends.job import TrainingJob, judge_at
-from trainyard.backends.rewarding import make_panel, scorer_of
+from trainyard.backends.job import TrainingJob, find_judge
+from trainyard.backends.rewarding import find_scorer, make_panel
 from trainyard.compute.child import Stopped
 from trainyard.data.rows import ROWS_FILE, Message, PromptRow, SftRow, write_rows
 from trainyard.errors import InvalidInput
@@ -114,7 +114,7 @@ def test_a_judge_that_is_busy_is_waited_for_and_its_points_are_the_reward(jobs: 
         stage = {"type": "grpo", "num_generations": 2, "max_completion_length": 4, "rewards": [judge]}
         job = job_of(jobs, stage, hyperparameters={**HYPER, "max_steps": 1})
         (reward,) = job.config.stage.judges
-        job = job.model_copy(update={"judges": {reward.server: judge_at(reward, load_settings())}})
+        job = job.model_copy(update={"judges": {reward.server: find_judge(reward, load_settings())}})
         ran = train_here(job, tmp_path)
     assert len(server.requests) == 5, "four completions, one of them asked for twice"
     assert ran.of("progress")[0]["reward_judge"] == pytest.approx(1.5 / 4)
@@ -124,7 +124,7 @@ def test_a_judge_that_is_busy_is_waited_for_and_its_points_are_the_reward(jobs: 
 def test_the_panel_scores_as_the_reward_model_does(jobs: Jobs, scorer: Path) -> None:
     job = job_of(jobs, {"type": "ppo", **SCORED}, scorer)
     tokenizer: Any = AutoTokenizer.from_pretrained(jobs.model)
-    source = scorer_of(job)
+    source = find_scorer(job)
     assert source is not None
     assert (source.base, source.adapter) == (str(jobs.model), str(scorer))
     model = load_reward_model(source, "cpu", job.config.hyperparameters.seed)
@@ -139,7 +139,7 @@ def test_the_panel_scores_as_the_reward_model_does(jobs: Jobs, scorer: Path) -> 
 
 def test_a_row_that_ends_with_the_padding_token_is_read_to_its_end(jobs: Jobs, scorer: Path) -> None:
     job = job_of(jobs, {"type": "ppo", **SCORED}, scorer)
-    source = scorer_of(job)
+    source = find_scorer(job)
     assert source is not None
     reader = RewardModelScorer(load_reward_model(source, "cpu", 0), pad_id=0)
     assert reader.score_rows([[5, 6, 0]]) != reader.score_rows([[5, 6]])

@@ -13,7 +13,7 @@ from tests.small_jobs import Jobs, conversation
 from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.oom import REMEMBERED_FILE, halve_batch, train_within_memory
-from trainyard.compute.supervise import always_run, kernel_kills, ran_out_of_memory
+from trainyard.compute.supervise import keep_running, kernel_kills, ran_out_of_memory
 from trainyard.data.rows import Row, write_rows
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings, load_settings
@@ -101,7 +101,7 @@ def carry_out(job: TrainingJob, folder: Path, trainer: Any, events: list[dict[st
     on_event = (events if events is not None else []).append
     here = load_settings(home=folder / "home")
     return train_within_memory(
-        job, folder / "out", desired_state=always_run, on_event=on_event, settings=here, train=trainer
+        job, folder / "out", desired_state=keep_running, on_event=on_event, settings=here, train=trainer
     )
 
 
@@ -178,7 +178,7 @@ def test_a_real_training_without_room_is_tried_with_half(tiny_model: Path, tmp_p
         pids: list[int] = []
         home_settings = load_settings(home=tmp_path / f"home-{batch_size}")
         out = tmp_path / f"out-{batch_size}"
-        train_within_memory(job_of(batch_size), out, desired_state=always_run, on_event=look, settings=home_settings)
+        train_within_memory(job_of(batch_size), out, desired_state=keep_running, on_event=look, settings=home_settings)
         return max(peaks)
 
     between = (taken_by(32) + taken_by(64)) // 2
@@ -190,7 +190,7 @@ def test_a_real_training_without_room_is_tried_with_half(tiny_model: Path, tmp_p
             resource.prlimit(event["pid"], resource.RLIMIT_AS, (between, between))
 
     job, here = job_of(64), load_settings(home=tmp_path / "home")
-    produced = train_within_memory(job, tmp_path / "out", desired_state=always_run, on_event=on_event, settings=here)
+    produced = train_within_memory(job, tmp_path / "out", desired_state=keep_running, on_event=on_event, settings=here)
     (warning,) = [event for event in events if event.get("code") == "E-DEVICE-MEMORY"]
     assert "batch_size 32 instead of 64" in warning["text"]
     assert produced.facts["out_of_memory"]["gradient_accumulation"] == [1, 2]

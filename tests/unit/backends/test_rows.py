@@ -10,7 +10,7 @@ import pytest
 
 from tests.small_jobs import Jobs
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.rows import CHAT_FILE, rows_of, write_chat_rows
+from trainyard.backends.rows import CHAT_FILE, read_rows, write_chat_rows
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
@@ -86,11 +86,11 @@ def test_held_out_rows_stay_out(jobs: Jobs, tmp_path: Path) -> None:
 def test_the_control_gets_other_answers(jobs: Jobs, tmp_path: Path) -> None:
     rows = [SftRow([Message("user", f"q{n}"), Message("assistant", f"a{n}")]) for n in range(6)]
     job = job_with(jobs, tmp_path, Port.SFT, *rows, control="shuffled_answers")
-    shuffled = [row for row in rows_of(job) if isinstance(row, SftRow)]
+    shuffled = [row for row in read_rows(job) if isinstance(row, SftRow)]
     assert all(row.messages[0].content[1:] != row.messages[1].content[1:] for row in shuffled)
 
 
 def test_rows_of_another_kind_are_told(jobs: Jobs, tmp_path: Path) -> None:
     job = job_with(jobs, tmp_path, Port.TEXT, TextRow("words"), stage="dpo")
     with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: Stage dpo needs preference rows, .* was given: text"):
-        rows_of(job)
+        read_rows(job)

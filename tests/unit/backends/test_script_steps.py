@@ -17,14 +17,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.small_jobs import Jobs, train_here
-from trainyard.backends.rows import plain
+from trainyard.backends.rows import to_chat_json
 from trainyard.backends.script import files
 from trainyard.backends.script.templates import BUILT_IN
 from trainyard.data.renderers.choice import choose_template
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.spec.axes.data import Port
 from trainyard.train.losses.pairs import join_answer
-from trainyard.train.rows.tokens import answer_of, encode_preference, encode_sft
+from trainyard.train.rows.tokens import encode_preference, encode_sft, get_answer
 
 pytestmark = pytest.mark.integration
 
@@ -93,7 +93,7 @@ def test_the_script_takes_the_steps_of_the_native_engine(
     native = train_here(jobs(port, backend="native", **job_config), tmp_path / "native").record
     files.write(jobs(port, backend="script", **job_config), tmp_path / "mine", keep_work=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the libraries, as in `train_here`
+        warnings.simplefilter("ignore")  # of the libraries, as in `train_markers`
         script.main(str(tmp_path / "mine" / "spec.json"))
     report = json.loads((tmp_path / "mine" / "output" / "report.json").read_text())
     assert len(report["losses"]) == len(native["losses"]) >= STEPS
@@ -118,10 +118,10 @@ def test_the_script_reads_rows_as_the_native_engine(template: str, tiny_model: P
     tokenizer.chat_template = choose_template(template, tokenizer.chat_template).text
     chat = script.Chat(tokenizer)
     expected = [encode_sft([row], tokenizer, 10_000)[0] for row in ROWS]
-    assert [chat.sides(plain(row), False) for row in ROWS] == expected
+    assert [chat.sides(to_chat_json(row), False) for row in ROWS] == expected
     (pair,) = encode_preference([PAIR], tokenizer, 10_000)[0]
-    sides = [join_answer(pair["prompt_ids"], answer_of(pair, side)) for side in ("chosen", "rejected")]
-    assert chat.sides(plain(PAIR), True) == sides
+    sides = [join_answer(pair["prompt_ids"], get_answer(pair, side)) for side in ("chosen", "rejected")]
+    assert chat.sides(to_chat_json(PAIR), True) == sides
 
 
 def test_a_row_that_the_template_refuses_is_left_out(tiny_model: Path, script: ModuleType, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_row_that_the_template_refuses_is_left_out(tiny_model: Path, script: M
     row = SftRow([Message("system", "Be short."), Message("user", "One?"), Message("assistant", "First.")])
     assert encode_sft([row], tokenizer, 100)[0] == []
     chat = script.Chat(tokenizer)
-    assert chat.sides(plain(row), False) == []
+    assert chat.sides(to_chat_json(row), False) == []
     script.require_accepted(chat.refused, 40, 0.05)
     assert "The chat template refuses 1 of 40 rows: " in (tmp_path / "events.jsonl").read_text()
     with pytest.raises(SystemExit, match=r"refuses 1 of 10 rows.*At most 5\.0% may be lost"):

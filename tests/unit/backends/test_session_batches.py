@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.backends.native.sessions.batches import bounds_of, tensor_of_lists
+from trainyard.backends.native.sessions.batches import find_bounds, tensor_of_lists
 
 
 @given(st.data())
@@ -39,4 +39,4 @@ def test_the_bounds_of_lists_are_those_of_their_tensor(rows: list[list[int]], ha
     ignored = -100 if has_ignored else None
     value = tensor_of_lists(rows)
     unmasked = [number for row in rows for number in row if number != ignored] or [0]
-    assert bounds_of(value, rows, ignored) == bounds_of(value, None, ignored) == (min(unmasked), max(unmasked))
+    assert find_bounds(value, rows, ignored) == find_bounds(value, None, ignored) == (min(unmasked), max(unmasked))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainyard.backends.sessions import records
-from trainyard.backends.sessions.records import SOCKET_FILE, read_unchanged, remove_socket, socket_of
+from trainyard.backends.sessions.records import SOCKET_FILE, find_socket, read_unchanged, remove_socket
 from trainyard.stores.whole import write_json_durably
 
 
@@ -27,6 +27,6 @@ def test_a_session_that_was_resumed_answers_at_its_new_socket(tmp_path: Path) ->
         socket_folder = tmp_path / f"place-{number}"
         socket_folder.mkdir()
         write_json_durably(tmp_path / SOCKET_FILE, {"path": str(socket_folder / "calls"), "pid": number})
-        assert socket_of(tmp_path) == str(socket_folder / "calls")
+        assert find_socket(tmp_path) == str(socket_folder / "calls")
         remove_socket(tmp_path)
-        assert socket_of(tmp_path) is None
+        assert find_socket(tmp_path) is None

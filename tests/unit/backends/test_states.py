@@ -19,7 +19,7 @@ from trainyard.backends.states import (
     PENDING,
     RUNNING,
     JobStatus,
-    after,
+    advance_status,
     check_transition,
     replay_events,
 )
@@ -90,7 +90,7 @@ def test_an_early_stop_is_in_the_reason_of_a_completed_job() -> None:
 
 
 def test_garbage_in_an_event_is_no_progress() -> None:
-    status = after(JobStatus(state=RUNNING), event("progress", step="seven", loss=None, learning_rate=[1]))
+    status = advance_status(JobStatus(state=RUNNING), event("progress", step="seven", loss=None, learning_rate=[1]))
     assert status.progress.step == 0
     assert status.progress.loss is None
 
@@ -119,7 +119,7 @@ class Job(RuleBasedStateMachine):
     @rule()
     def the_trainer_starts(self) -> None:
         before = self.status.state
-        self.status = after(self.status, event("started"))
+        self.status = advance_status(self.status, event("started"))
         if before is PENDING:
             self.seen.append(RUNNING)
         assert self.status.state is (RUNNING if before is PENDING else before)
@@ -127,7 +127,7 @@ class Job(RuleBasedStateMachine):
     @precondition(lambda self: self.status.state is RUNNING)
     @rule(step=st.integers(0, 100), loss=st.floats(0, 10))
     def the_trainer_reports(self, step: int, loss: float) -> None:
-        self.status = after(self.status, event("progress", step=step, loss=loss))
+        self.status = advance_status(self.status, event("progress", step=step, loss=loss))
         assert (self.status.progress.step, self.status.metrics.train_loss) == (step, loss)
 
     @precondition(lambda self: self.status.state in (PAUSED, FAILED))

@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 from tests.small_jobs import Jobs, conversation
-from trainyard.backends.timings import Stopwatch, add_timing, key_of, read_measurement, read_timings, run_probe
+from trainyard.backends.timings import Stopwatch, add_timing, make_key, read_measurement, read_timings, run_probe
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
 from trainyard.compute.monitor import ProcessorTime, read_processor_time
 from trainyard.data.rows import ROWS_FILE, Row, write_rows
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.data import Port
-from trainyard.spec.estimate.timing import StepTiming, Timings, likely_slowdown
+from trainyard.spec.estimate.timing import StepTiming, Timings, estimate_slowdown
 
 ONE = StepTiming(source="run", time=1.0, max_length=8, rows_per_batch=1, rows_per_step=1, seconds_per_step=0.5)
 
@@ -99,7 +99,7 @@ def test_a_probe_measures_and_leaves_nothing_else(jobs: Jobs, here: Settings, tm
     messages: list[str] = []
     job = jobs(backend="native", device="cpu")
     assert run_probe(job, tmp_path / "out", here, messages.append) is None
-    (measurement,) = read_timings(key_of(job, here), here).measured
+    (measurement,) = read_timings(make_key(job, here), here).measured
     assert (measurement.source, measurement.max_length) == ("probe", 40)
     assert measurement.seconds_per_step > 0
     assert measurement.load_s > 0
@@ -114,7 +114,7 @@ def test_two_measurements_at_once_wait_for_each_other(jobs: Jobs, here: Settings
     with ThreadPoolExecutor(2) as pool:
         probes = [pool.submit(run_probe, job, tmp_path / f"out-{index}", here, messages.append) for index in range(2)]
         assert [probe.result() for probe in probes] == [None, None]
-    first, second = read_timings(key_of(job, here), here).measured
+    first, second = read_timings(make_key(job, here), here).measured
     computed_s = second.load_s + second.end_s + 10 * second.seconds_per_step
     assert second.time - first.time >= computed_s, "they had the device one after the other"
 
@@ -134,7 +134,7 @@ def test_a_probe_without_memory_is_remembered_as_that(tiny_model: Path, here: Se
     assert problem is not None
     assert (problem.max_length, problem.rows_per_batch) == (512, 64)
     assert problem.why.startswith("ten steps ran out of memory")
-    assert read_timings(key_of(job, here), here).problem_of(job.config) == problem
+    assert read_timings(make_key(job, here), here).find_problem(job.config) == problem
 
 
 def wait_for_pid(here: Settings, wait_s: float = 60.0) -> int:
@@ -166,19 +166,19 @@ def test_the_load_of_a_measurement_is_left_out() -> None:
 
 def test_a_slowdown_is_at_most_that_of_the_measurements() -> None:
     busy = ONE.model_copy(update={"step_cpu_share": 0.5})
-    assert likely_slowdown(Timings((busy,), slowdown=9.0)) == (1 / busy.load_cpu_share, 2.0)
-    assert likely_slowdown(Timings((busy,), slowdown=1.0)) == (1.0, 1.0)
-    assert likely_slowdown(Timings((ONE,), slowdown=9.0)) == (1.0, 1.0)
-    assert likely_slowdown(Timings()) == (1.0, 1.0)
+    assert estimate_slowdown(Timings((busy,), slowdown=9.0)) == (1 / busy.load_cpu_share, 2.0)
+    assert estimate_slowdown(Timings((busy,), slowdown=1.0)) == (1.0, 1.0)
+    assert estimate_slowdown(Timings((ONE,), slowdown=9.0)) == (1.0, 1.0)
+    assert estimate_slowdown(Timings()) == (1.0, 1.0)
 
 
 def test_the_start_of_a_training_is_slowed_more_than_its_steps() -> None:
     shares = {"load_cpu_share": 0.2, "step_cpu_share": 0.5}
     run = ONE.model_copy(update={**shares, "source": "run"})
-    assert likely_slowdown(Timings((run,), slowdown=9.0)) == (5.0, 2.0)
-    assert likely_slowdown(Timings((run,), slowdown=3.0)) == (3.0, 2.0)
+    assert estimate_slowdown(Timings((run,), slowdown=9.0)) == (5.0, 2.0)
+    assert estimate_slowdown(Timings((run,), slowdown=3.0)) == (3.0, 2.0)
     moment = run.model_copy(update={"source": "probe", "load_cpu_share": 0.25, "step_cpu_share": 0.1})
-    assert likely_slowdown(Timings((moment,), slowdown=9.0)) == (4.0, 4.0)
+    assert estimate_slowdown(Timings((moment,), slowdown=9.0)) == (4.0, 4.0)
 
 
 def test_the_kernel_says_how_long_a_process_waited(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.small_jobs import Jobs, Ran, train_here
 from trainyard.compute.child import Stopped
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import check_adapter_folder
-from trainyard.train.model.positions import context_of
+from trainyard.train.model.positions import find_context
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -79,7 +79,7 @@ def test_a_model_has_its_positions_and_tokens(backend: str, jobs: Jobs, tmp_path
     base = AutoModelForCausalLM.from_pretrained(jobs.model)
     (token,) = tokenizer("<|plan|>", add_special_tokens=False)["input_ids"]
     assert token == len(AutoTokenizer.from_pretrained(jobs.model)) < model.config.vocab_size
-    assert context_of(model.config) == 2 * (context_of(base.config) or 0)
+    assert find_context(model.config) == 2 * (find_context(base.config) or 0)
 
 
 def test_by_row_the_loss_of_a_step_is_another_mean(jobs: Jobs, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from trainyard.spec.axes.rewards import Reward
-from trainyard.train.rl.rewards import MODEL_REWARDS, REWARDS, SampledCompletion, named
+from trainyard.train.rl.rewards import MODEL_REWARDS, REWARDS, SampledCompletion, name_rewards
 
 READ: TypeAdapter[Any] = TypeAdapter(Reward)
 
@@ -81,6 +81,6 @@ def test_a_catastrophic_pattern_takes_linear_time() -> None:
 
 def test_rewards_have_names_of_their_own() -> None:
     rewards = [{"type": "regex", "pattern": "a"}, {"type": "exact_match"}, {"type": "regex", "pattern": "b"}]
-    by_name = named([READ.validate_python(each) for each in rewards])
+    by_name = name_rewards([READ.validate_python(each) for each in rewards])
     assert list(by_name) == ["regex", "exact_match", "regex_2"]
     assert by_name["regex_2"].pattern == "b"

@@ -17,7 +17,7 @@ from trainyard.compute.lease import Patience, Wait, claim_devices, holder, slot_
 from trainyard.compute.queue import list_waiters, queue_folder
 from trainyard.operations.base import Nothing
 from trainyard.settings import Settings, load_settings
-from trainyard.surfaces.invocation import carry_out
+from trainyard.surfaces.invocation import execute_operation
 
 pytestmark = pytest.mark.integration
 
@@ -130,9 +130,9 @@ def test_every_surface_names_the_holder_and_those_who_wait(claim: Claim) -> None
     assert wait.text.startswith("waiting for the device: job chain aaa has it since ")
     assert read_waits(settings, "guests")["bbb"].holder.name == OTHER_TENANT
     context = Context(settings, lambda _: None)
-    checks = {check.name: check.detail for check in carry_out("doctor", Nothing(), context).checks}
+    checks = {check.name: check.detail for check in execute_operation("doctor", Nothing(), context).checks}
     assert checks["device 0"] == device.text
-    assert [state.text for state in carry_out("gpus", Nothing(), context).devices] == [device.text]
+    assert [state.text for state in execute_operation("gpus", Nothing(), context).devices] == [device.text]
 
 
 def test_a_wait_without_a_holder_says_so() -> None:

@@ -15,11 +15,11 @@ import pytest
 from trainyard.compute.gpus import (
     cgroup_cores,
     device_numbers,
-    devices_here,
-    devices_of,
+    list_devices,
     physical_cores,
     read_amd_memory,
     read_gpus,
+    select_devices,
     training_threads,
 )
 from trainyard.compute.lease import (
@@ -193,11 +193,11 @@ def test_quota_of_a_container_bounds_the_threads(tmp_path: Path, text: str, core
     ],
 )
 def test_the_devices_of_a_machine_fastest_first(system: str, machine: str, has_gpu: bool, expected: list[str]) -> None:
-    assert [device.value for device in devices_of(system, machine, has_gpu=has_gpu)] == expected
+    assert [device.value for device in select_devices(system, machine, has_gpu=has_gpu)] == expected
 
 
 def test_an_amd_gpu_is_a_device_of_its_own() -> None:
-    devices = devices_of("linux", "x86_64", has_gpu=False, has_amd=True)
+    devices = select_devices("linux", "x86_64", has_gpu=False, has_amd=True)
     assert [device.value for device in devices] == ["rocm", "cpu"]
 
 
@@ -221,5 +221,5 @@ def test_amd_gpus_are_read_from_the_kernel(tmp_path: Path) -> None:
 
 def test_hidden_gpus_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "cuda" not in devices_here()
-    assert "cpu" in devices_here()
+    assert "cuda" not in list_devices()
+    assert "cpu" in list_devices()

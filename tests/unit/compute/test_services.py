@@ -25,7 +25,7 @@ from trainyard.compute.services import (
     end_service,
     find_service,
     free_port,
-    own_services,
+    list_own_services,
     read_record,
     record_path,
     spawn_service,
@@ -149,12 +149,12 @@ def test_what_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> Non
 
 
 def test_the_model_server_of_this_home_may_share_a_device(home: Path, tmp_path: Path) -> None:
-    assert own_services(settings()) == frozenset()
+    assert list_own_services(settings()) == frozenset()
     service = spawn_service(SLEEP, os.environ, tmp_path / "a.log")
     write_record(record_path(settings(), EMBEDDED), service)
-    assert own_services(settings()) == {service.pid}
+    assert list_own_services(settings()) == {service.pid}
     end_service(service, 0)
-    assert own_services(settings()) == frozenset()
+    assert list_own_services(settings()) == frozenset()
 
 
 def test_a_supervised_service_is_found_by_a_later_process_until_it_is_ended(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.data.reading import read_all, settings_for
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.addresses import CheckedNetwork, check_url, is_public
-from trainyard.data.remote.http import fetch, name_of
+from trainyard.data.remote.http import choose_name, fetch
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound, Refused, TrainyardError, Unavailable
 from trainyard.spec.axes.data import Port
 from trainyard.testing.loopback import LoopbackServer, serving
@@ -219,9 +219,9 @@ def test_size_and_time_are_capped(site: str, tmp_path: Path) -> None:
 
 
 def test_names_of_addresses() -> None:
-    assert name_of("https://x.org/a/b.jsonl.gz?x=1", "") == "b.jsonl.gz"
-    assert name_of("https://x.org/a/b", "text/CSV; charset=utf-8") == "b.csv"
-    assert name_of("https://x.org/", "application/octet-stream") == "index"
+    assert choose_name("https://x.org/a/b.jsonl.gz?x=1", "") == "b.jsonl.gz"
+    assert choose_name("https://x.org/a/b", "text/CSV; charset=utf-8") == "b.csv"
+    assert choose_name("https://x.org/", "application/octet-stream") == "index"
 
 
 @pytest.mark.parametrize(

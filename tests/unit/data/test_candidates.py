@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.data.test_generation import accounting, documents_in, rows_of, silent, three_pages
-from trainyard.data.generation.candidates import best_of, keep_best, read_candidates
+from trainyard.data.generation.candidates import keep_best, read_candidates, select_best
 from trainyard.data.generation.generate import generate
 from trainyard.serve.client.client import Completer
 from trainyard.spec.axes.data import Port
@@ -143,4 +143,4 @@ def test_the_best_answer_takes_the_place_of_the_first_in_every_wording(tmp_path:
 
 
 def test_of_equal_scores_the_first_answer_stays() -> None:
-    assert [best_of(scores) for scores in ([1.0, 1.0], [None, 0.0], [None], [0.0, 3.0, 3.0])] == [0, 1, 0, 1]
+    assert [select_best(scores) for scores in ([1.0, 1.0], [None, 0.0], [None], [0.0, 3.0, 3.0])] == [0, 1, 0, 1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.data.corpora import Corpora, held_out, sft_row, tuple_of, write_training_set
+from trainyard.data.corpora import Corpora, parse_tuple, sft_row, split_held_out, write_training_set
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.errors import Corrupt, InvalidInput
 from trainyard.spec.axes.data import Port
@@ -51,7 +51,7 @@ def test_invalid_lines_are_counted_and_a_torn_one_swallows_nothing(tmp_path: Pat
 )
 def test_what_is_no_tuple_says_why(value: object, method: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
-        tuple_of(value, method)
+        parse_tuple(value, method)
 
 
 def test_new_means_not_in_the_last_snapshot(tmp_path: Path) -> None:
@@ -76,17 +76,17 @@ def test_a_changed_snapshot_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_gate_has_enough_and_growing_moves_nobody_to_its_side() -> None:
-    tuples = [tuple_of(value, "sft") for value in COMMITS]
+    tuples = [parse_tuple(value, "sft") for value in COMMITS]
     for count in range(30, 60):
-        train, apart = held_out(tuples[:count], 0.1)
+        train, apart = split_held_out(tuples[:count], 0.1)
         assert len(apart) == 10
         assert len(train) + len(apart) == count
-        trained_later = {row.digest for row in held_out(tuples[: count + 1], 0.1)[0]}
+        trained_later = {row.digest for row in split_held_out(tuples[: count + 1], 0.1)[0]}
         assert {row.digest for row in train} <= trained_later
 
 
 def test_a_long_diff_leaves_room_for_its_message(tmp_path: Path) -> None:
-    long = tuple_of({"diff": "\n".join(f"+line {n}" for n in range(500)), "message": "Say why."}, "sft")
+    long = parse_tuple({"diff": "\n".join(f"+line {n}" for n in range(500)), "message": "Say why."}, "sft")
     row = sft_row(long, 200)
     assert sum(len(turn.content) for turn in row.messages) <= 220
     assert row.messages[-1].content == "Say why."

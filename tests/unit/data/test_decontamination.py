@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from validating import Validated, block, labelled, preference, qa, run
 
-from trainyard.data.quality.decontamination import HeldOutIndex, is_in, load_evaluation_sets, task_texts
+from trainyard.data.quality.decontamination import HeldOutIndex, load_evaluation_sets, look_up, task_texts
 from trainyard.data.rows import Message, SftRow, TextRow
 from trainyard.errors import InvalidInput, NotFound
 
@@ -117,7 +117,7 @@ def test_sorting_boilerplate_out_early_changes_nothing(every: int) -> None:
         sealed.compare(block([qa("q", text)]), np.array([row]), np.array([document], np.uint64), pairs)
         if row % every == 0:
             sealed.settle()
-    assert sealed.contaminated().tolist() == [row for row, text in enumerate(texts) if text == "g h i"]
+    assert sealed.find_contaminated().tolist() == [row for row, text in enumerate(texts) if text == "g h i"]
     assert sealed.boilerplate.sum() == 3
 
 
@@ -219,8 +219,8 @@ def test_is_in_finds_what_numpy_finds() -> None:
     generator = np.random.default_rng(0)
     table = np.unique(generator.integers(0, 2**63, 5000, dtype=np.uint64) * np.uint64(2))
     values = np.concatenate([table[::7], generator.integers(0, 2**63, 5000, dtype=np.uint64)])
-    hit, positions = is_in(values, table)
+    hit, positions = look_up(values, table)
     assert hit.tolist() == np.isin(values, table).tolist()
     assert table[positions[hit]].tolist() == values[hit].tolist()
     for first, other in ((values, table[:0]), (values[:0], table)):
-        assert not is_in(first, other)[0].any()
+        assert not look_up(first, other)[0].any()

@@ -15,7 +15,7 @@ from validating import block, labelled, preference, qa, run, sieve
 from trainyard.data.quality import duplicates
 from trainyard.data.quality.duplicates import Shingles, bands, identities, jaccard
 from trainyard.data.quality.filters import exact_duplicates
-from trainyard.data.quality.words import words
+from trainyard.data.quality.words import split_words
 from trainyard.data.rows import Message, Row, SftRow, TextRow
 
 VOCABULARY = [f"w{number}" for number in range(2000)]
@@ -28,7 +28,7 @@ def text(chance: random.Random, size: int = 60) -> list[str]:
 def near(texts: list[str], threshold: float = 0.9, pairs: list[int] | None = None) -> dict[int, int]:
     shingles = Shingles()
     for start in range(0, len(texts), 7):
-        shingles.add_words(words(pa.array(texts[start : start + 7], pa.string())))
+        shingles.add_words(split_words(pa.array(texts[start : start + 7], pa.string())))
     return shingles.near_duplicates(threshold, None if pairs is None else np.array(pairs, np.uint64))
 
 

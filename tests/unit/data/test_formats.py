@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.data.formats.records import Record
-from trainyard.data.formats.shapes import SHAPES, Normaliser, allowed_shapes, detect
+from trainyard.data.formats.shapes import SHAPES, Normaliser, detect, list_shapes
 from trainyard.data.quarantine import BadRow
-from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow, TextRow, chosen_side
+from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow, TextRow, to_chosen_row
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import DataFormat
 
@@ -154,7 +154,7 @@ def test_tool_calls_in_every_spelling(record: dict[str, Any]) -> None:
 def test_preference_spellings_become_one_pair(record: dict[str, Any]) -> None:
     row = normalised(record)
     assert row == PreferenceRow([ASK], [SAY], [Message("assistant", "No.")])
-    assert chosen_side(row) == SftRow([ASK, SAY])
+    assert to_chosen_row(row) == SftRow([ASK, SAY])
 
 
 @pytest.mark.parametrize(
@@ -380,9 +380,9 @@ def test_a_named_format_is_enforced() -> None:
 
 def test_every_format_of_the_axis_has_shapes() -> None:
     for name in DataFormat:
-        assert name is DataFormat.AUTO or {shape.port for shape in allowed_shapes(name)} == set(name.facts.ports)
-    assert allowed_shapes(DataFormat.AUTO) == SHAPES
-    assert [shape.name for shape in allowed_shapes(DataFormat.OPENAI)] == [
+        assert name is DataFormat.AUTO or {shape.port for shape in list_shapes(name)} == set(name.facts.ports)
+    assert list_shapes(DataFormat.AUTO) == SHAPES
+    assert [shape.name for shape in list_shapes(DataFormat.OPENAI)] == [
         "openai_preference", "preference", "labelled", "openai",
     ]  # fmt: skip
     assert {shape.name for shape in SHAPES} == {

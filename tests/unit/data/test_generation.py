@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.data.generation.asking import pairs_per_request, pieces, reason_of
+from trainyard.data.generation.asking import pairs_per_request, pieces, shorten_code
 from trainyard.data.generation.generate import generate
 from trainyard.data.generation.rows import Books, DocumentCounts, rows_per_pair, spread_by_weight, spread_evenly
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow, read_rows, write_rows
@@ -21,7 +21,7 @@ from trainyard.data.validation import validate
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.serve.client.client import Completer
 from trainyard.spec.axes.data import Port
-from trainyard.spec.estimate.verdict import few_rows
+from trainyard.spec.estimate.verdict import describe_small_sets
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
 from trainyard.stores.artifacts import Reference
 from trainyard.testing.scripted_server import (
@@ -134,7 +134,7 @@ def test_count_is_what_is_left_to_train_on(tmp_path: Path, count: int, pages: in
     )
     assert count <= facts["kept"] <= count + 12
     assert facts["heldout"]["unseen_documents"] >= (20 if pages > 3 else 10)
-    assert facts["cautions"] == few_rows(facts["kept"], max(facts["heldout"].values()))
+    assert facts["cautions"] == describe_small_sets(facts["kept"], max(facts["heldout"].values()))
 
 
 NOT_BY_DOCUMENT = HoldoutRules(documents=0)
@@ -567,7 +567,7 @@ def test_requests_are_as_large_as_their_reply_may_be() -> None:
 
 
 def test_a_reason_is_the_code_in_one_word() -> None:
-    assert reason_of(Unavailable("x", code="E-SERVER-TIMEOUT")) == "server_timeout"
+    assert shorten_code(Unavailable("x", code="E-SERVER-TIMEOUT")) == "server_timeout"
 
 
 def test_many_rows_are_written_in_batches(tmp_path: Path) -> None:

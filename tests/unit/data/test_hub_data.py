@@ -21,7 +21,7 @@ from trainyard.testing.loopback import serving
 PROGRAM = """
 import json, sys, tempfile
 from pathlib import Path
-from trainyard.data.limited.service import kept_service
+from trainyard.data.limited.service import keep_service
 from trainyard.data.remote.kinds import pin_sources
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.data.sources import read_source
@@ -30,7 +30,7 @@ from trainyard.settings import load_settings
 from trainyard.spec.nodes import DataSourceConfig
 
 settings = load_settings()
-with kept_service():
+with keep_service():
     for line in sys.argv[1:]:
         asked = json.loads(line)
         run, refresh = asked.pop("run", ""), asked.pop("refresh", False)
@@ -100,7 +100,7 @@ def test_splits_configs_and_offline_reading(served: Path, tmp_path: Path) -> Non
             {"hub": {"name": "org/chats", "split": "dev"}}, {"hub": "org/closed"},
             {"hub": {"name": "org/chats", "config": "odd"}},
         )  # fmt: skip
-        commit = server.commit_of("org/chats", "main")[0]  # type: ignore[index]
+        commit = server.find_commit("org/chats", "main")[0]  # type: ignore[index]
     assert (whole["port"], len(whole["rows"]), whole["facts"]["files"]) == ("sft", 40, 4)
     assert whole["rows"][0] == "part-0.jsonl:1"
     assert whole["facts"]["revision"] == commit

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.data.reading import Result, json_lines, read_all, settings_for
 from tests.unit.data.validating import by_words
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.rows import mixed_sets
+from trainyard.backends.rows import list_mixed_sets
 from trainyard.data.mixing import draw_rows, share_rows
 from trainyard.data.rows import TextRow
 from trainyard.data.validation import validate
@@ -154,7 +154,7 @@ def test_the_ledger_of_a_training_counts_tokens_of_each_set(written: Path) -> No
     job = TrainingJob(config=TrainerConfig(), data={Port.SFT: folder}, base="tiny", locks=str(written))
     tokenizer = build_tokenizer([TEXT * 20])
     _, ledger = encode_sft(mixed.rows, tokenizer, 512)
-    ledger.keep_sets(mixed_sets(job))
+    ledger.keep_sets(list_mixed_sets(job))
     assert set(ledger.sets) == {"chats", "docs"}
     for name, account in ledger.sets.items():
         _, alone = encode_sft([row for row in mixed.rows if row.source.startswith(f"{name}/")], tokenizer, 512)

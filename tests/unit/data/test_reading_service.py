@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
 
 from trainyard.data.limited.requests import ParseItem, ParseRequest
-from trainyard.data.limited.service import ReadingService, kept_service, reading_service
+from trainyard.data.limited.service import ReadingService, keep_service, reading_service
 
 
 def used() -> int:
@@ -16,11 +16,11 @@ def used() -> int:
 
 def kept_here() -> None:
     """As in a process without a service."""
-    with kept_service() as service:
+    with keep_service() as service:
         assert service.process is None
         assert len(service.parse(ParseRequest([ParseItem(b'{"a": 1}', "json")]))) == 1
         assert service.process is not None
-        with kept_service() as again, reading_service() as inner, ThreadPoolExecutor(1) as pool:
+        with keep_service() as again, reading_service() as inner, ThreadPoolExecutor(1) as pool:
             assert again is inner is service
             assert pool.submit(copy_context().run, used).result() == id(service)
             assert pool.submit(used).result() != id(service)
@@ -35,7 +35,7 @@ def test_one_service_reads_for_a_block_and_ends_with_it() -> None:
 def test_a_service_that_is_offered_is_the_kept_one() -> None:
     def run() -> None:
         offered = ReadingService()
-        with kept_service(offered) as service:
+        with keep_service(offered) as service:
             assert service is offered
 
     Context().run(run)

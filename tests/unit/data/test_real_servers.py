@@ -21,7 +21,7 @@ import pytest
 
 from tests.unit.data.reading import json_lines
 from tests.unit.data.test_hub_data import read
-from trainyard.loading import load
+from trainyard.loading import load_object
 
 pytestmark = pytest.mark.slow
 AZURITE = shutil.which("azurite-blob")
@@ -69,7 +69,7 @@ def test_files_and_folders_of_azure_are_read_and_a_change_is_seen(tmp_path: Path
     argv = [str(AZURITE), "--silent", "--skipApiVersionCheck", "--blobPort", str(port), "--location", str(tmp_path)]
     single = {"url": "az://rows/chats/a.jsonl"}
     with running(argv, port):
-        client = load("azure.storage.blob:BlobServiceClient").from_connection_string(
+        client = load_object("azure.storage.blob:BlobServiceClient").from_connection_string(
             variables["AZURE_STORAGE_CONNECTION_STRING"]
         )
         client.create_container("rows")
@@ -112,7 +112,7 @@ def test_rows_of_postgresql_are_read_in_a_read_only_transaction(tmp_path: Path) 
     url = f"postgresql+psycopg2://reader@127.0.0.1:{port}/postgres"
     query = "select question as prompt, answer as completion, at from qa order by id"
     with running(server, port, **account):
-        engine = load("sqlalchemy").create_engine(url)
+        engine = load_object("sqlalchemy").create_engine(url)
         with engine.begin() as connection:
             connection.exec_driver_sql(
                 "create table qa as select i as id, 'q' || i as question, 'a' || i as answer, now() as at "

@@ -23,8 +23,8 @@ from trainyard.data.quality.sensitive import (
     Looked,
     Rules,
     check_sensitive,
-    masked_texts,
-    rules_of,
+    compile_rules,
+    mask_texts,
     sensitive_sentences,
     whole_text,
 )
@@ -70,7 +70,7 @@ def cases() -> Iterator[Case]:
 
 def find_values(text: str) -> list[tuple[str, str]]:
     """What is found, by taking the text apart at the placeholders."""
-    masked = looked_at(text, rules_of(ALL)).bare
+    masked = looked_at(text, compile_rules(ALL)).bare
     names = {row.placeholder: rule for rule, row in detectors(()).items()}
     pattern = re.compile("|".join(map(re.escape, names)))
     between = [re.escape(part) for part in pattern.split(masked)]
@@ -112,20 +112,20 @@ def test_every_example_is_a_candidate_of_its_rule(rule: str, tmp_path: Path) -> 
     """Arrow's pattern decides which texts are looked at at all."""
     texts = [case.text for case in cases() if any(name == rule for name, _ in case.expected)]
     only = {name: "mask" if name == rule else "off" for name in RULES}
-    masked = masked_texts(pa.array(texts), SensitiveRules.model_validate(only))
+    masked = mask_texts(pa.array(texts), SensitiveRules.model_validate(only))
     assert all(f"[{rule.upper()}]" in text for text in masked.to_pylist())
 
 
 def test_numbers_of_a_country_without_its_code_are_found_where_the_region_is_named() -> None:
     text = "Teléfono 912 345 678"
-    assert looked_at(text, rules_of(SensitiveRules(phone="mask"))).bare == text
-    spain = rules_of(SensitiveRules(phone="mask", phone_regions=("ES",)))
+    assert looked_at(text, compile_rules(SensitiveRules(phone="mask"))).bare == text
+    spain = compile_rules(SensitiveRules(phone="mask", phone_regions=("ES",)))
     assert looked_at(text, spain).bare == "Teléfono [PHONE]"
 
 
 @given(st.text(st.sampled_from("ab1 .@-+()/:=\n"), max_size=80))
 def test_a_masked_text_has_nothing_left_to_mask(text: str) -> None:
-    rules = rules_of(ALL)
+    rules = compile_rules(ALL)
     looked = looked_at(f"{text} {MAIL} {text} {KEY} {text}", rules)
     assert looked.matches["email"] >= 1 <= looked.matches["api_key"]
     assert not looked_at(looked.bare, rules).matches
@@ -158,7 +158,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_time_grows_with_the_length_whatever_is_in_a_text(name: str) -> None:
     """100,000 characters; ten times as many may take about ten times as long, never a hundred times."""
-    text, rules = HOSTILE[name], rules_of(ALL)
+    text, rules = HOSTILE[name], compile_rules(ALL)
 
     def seconds(text_part: str) -> float:
         best = 9.0

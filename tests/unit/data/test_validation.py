@@ -18,7 +18,7 @@ from trainyard.data.quality.sets import KeptRows, RowStatus
 from trainyard.data.quality.sieve import RowFilter
 from trainyard.data.quarantine import ROWS_WITH_TEXT
 from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, TextRow, to_batch, write_rows
-from trainyard.data.validation import DESTINATIONS, ROW_STEPS, SET_STEPS, nothing_kept, validate
+from trainyard.data.validation import DESTINATIONS, ROW_STEPS, SET_STEPS, no_rows_left_error, validate
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
@@ -399,8 +399,8 @@ def test_every_dropped_fate_has_a_reason_and_every_other_a_place() -> None:
 
 
 def test_nothing_kept_of_nothing(tmp_path: Path) -> None:
-    assert nothing_kept(RowLedger(tmp_path / "q")).code == "E-DATA-EMPTY"
-    assert nothing_kept(RowLedger(tmp_path / "q", read=1)).code == "E-DATA-EMPTY"
+    assert no_rows_left_error(RowLedger(tmp_path / "q")).code == "E-DATA-EMPTY"
+    assert no_rows_left_error(RowLedger(tmp_path / "q", read=1)).code == "E-DATA-EMPTY"
 
 
 SENTENCE = st.lists(st.sampled_from(WORDS[:8]), max_size=16).map(" ".join)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.data.quality import words as module
-from trainyard.data.quality.words import WordTable, hash_words, words
+from trainyard.data.quality.words import WordTable, hash_words, split_words
 
 
 def of(*texts: str) -> WordTable:
-    return words(pa.array(texts, pa.string()))
+    return split_words(pa.array(texts, pa.string()))
 
 
 def test_case_and_punctuation_do_not_count() -> None:
@@ -51,7 +51,7 @@ def test_no_texts_and_texts_without_words() -> None:
 
 def test_a_slice_of_an_array_gives_its_own_words() -> None:
     whole = pa.array(["one two", "three", "four five six"])
-    assert words(whole.slice(1, 1)).hashes.tolist() == of("three").hashes.tolist()
+    assert split_words(whole.slice(1, 1)).hashes.tolist() == of("three").hashes.tolist()
 
 
 def test_many_texts_are_split_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from nodes.summaries import summary
 from trainyard.evals.curves import loss_curves, points
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.evals.report import build_report, cell, headline, markdown, number, training_table
-from trainyard.spec.estimate.verdict import few_rows
+from trainyard.spec.estimate.verdict import describe_small_sets
 from trainyard.spec.nodes import EvaluatorConfig
 from trainyard.stores.artifacts import NodeOutput
 
@@ -158,7 +158,7 @@ def test_better_on_few_rows_says_so_and_on_many_does_not(tmp_path: Path) -> None
     report_body = build_report(
         evaluation_job, scores(scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
     )
-    assert report_body["gate"]["cautions"] == headline(report_body)["cautions"] == few_rows(14, 8)
+    assert report_body["gate"]["cautions"] == headline(report_body)["cautions"] == describe_small_sets(14, 8)
     assert (report_body["gate"]["better"], report_body["gate"]["better_on_few"]) == (False, True)
     assert report_body["gate"]["few_rows"] == [
         "14 rows to train on are not enough to say; at least 30 are needed.",

@@ -55,7 +55,7 @@ def scores_of(model: Any, base: Path) -> list[list[float | None]]:
             prompt, (reply,) = renderer.answered(
                 [{"role": "user", "content": question.prompt}], [[{"role": "assistant", "content": answer}]]
             )
-            ids = [*renderer.ids(prompt), *renderer.learned_ids(reply)]
+            ids = [*renderer.ids(prompt), *renderer.encode_answer(reply)]
             fits = len(ids) <= model.config.max_position_embeddings
             with torch.no_grad():
                 scores[-1].append(float(model(torch.tensor([ids])).logits[0, 0]) if fits else None)

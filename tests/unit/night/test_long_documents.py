@@ -132,7 +132,7 @@ def test_parts_that_only_the_graph_has_are_taken_away_after_a_crash(world: Night
         assert night(world, second).state == "completed"
         assert "Eve" in names_in(graph_store)
         assert not {"Flo", "Gus"} & names_in(graph_store).keys()
-        assert Intents(world).unsettled() == {}
+        assert Intents(world).list_unsettled() == {}
 
 
 def dies_at(fatal: str) -> Callable[[str], None]:

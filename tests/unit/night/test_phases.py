@@ -33,7 +33,7 @@ from trainyard.stores.markers.records import MarkerState, Owner
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.local import FolderStore
 from trainyard.stores.objects.store import ObjectInfo, ObjectSettings
-from trainyard.testing.nights.doubles import parse_here
+from trainyard.testing.nights.doubles import parse_in_process
 from trainyard.testing.object_server import ObjectServer
 
 
@@ -454,7 +454,7 @@ def other_home(world: NightDeps, folder: Path) -> NightDeps:
     night_program.prepare(folder)
     base_world = night_program.world(folder)
     stores = replace(base_world.stores, objects=world.stores.objects, graph=Kept().opened, markers=world.stores.markers)
-    return replace(base_world, stores=stores, parse=parse_here)
+    return replace(base_world, stores=stores, parse=parse_in_process)
 
 
 def test_what_workers_published_becomes_live_on_the_machine_of_the_night(world: NightDeps, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import InvalidInput, Refused
-from trainyard.night.wiring import for_worker, open_markers, require_schema, window_of
+from trainyard.night.wiring import choose_window, open_markers, require_schema, to_worker_config
 from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS
 from trainyard.serve.inference_server.profiles import EmbeddedEngine, LlamaServerEngine, ServerProfile, VllmEngine
 from trainyard.settings import Settings
@@ -27,21 +27,21 @@ def test_a_profile_whose_schema_would_not_bind_is_refused() -> None:
 
 def test_the_window_is_that_of_the_profile_s_context() -> None:
     small = LlamaServerEngine(type="llama_server", model="m.gguf", context=8_192)
-    assert 10_000 < window_of(ServerProfile(engine=small), Serving()) < 12_000
+    assert 10_000 < choose_window(ServerProfile(engine=small), Serving()) < 12_000
     vllm = VllmEngine(type="vllm", model="m", max_model_len=8_192)
-    assert window_of(ServerProfile(engine=vllm), Serving()) == window_of(ServerProfile(engine=small), Serving())
-    assert window_of(ServerProfile(engine=EmbeddedEngine()), Serving()) == MAX_DOCUMENT_CHARS
+    assert choose_window(ServerProfile(engine=vllm), Serving()) == choose_window(ServerProfile(engine=small), Serving())
+    assert choose_window(ServerProfile(engine=EmbeddedEngine()), Serving()) == MAX_DOCUMENT_CHARS
     with pytest.raises(InvalidInput, match="E-PROFILE"):
-        window_of(ServerProfile(engine=EmbeddedEngine(model="tiny", context=2_048)), Serving())
+        choose_window(ServerProfile(engine=EmbeddedEngine(model="tiny", context=2_048)), Serving())
 
 
 def test_a_worker_polls_the_store_whatever_the_mode_of_its_config(tmp_path: Path) -> None:
     """The preset of the units is `inline`: a night on that machine trains its own markers."""
     alone = Settings(home=tmp_path)
     inline = read_night({"phase2": {"targets": [{"type": "embedded"}]}})
-    assert for_worker(inline, alone) is inline
+    assert to_worker_config(inline, alone) is inline
     shared = alone.model_copy(update={"weights_store": f"file://{tmp_path}/store"})
-    remote = for_worker(inline, shared)
+    remote = to_worker_config(inline, shared)
     assert (remote.phase2.mode, remote.phase2.targets) == ("remote", ())
     objects = open_store(str(shared.weights_store))
     assert isinstance(open_markers(remote, shared, objects), ObjectMarkers)

@@ -15,7 +15,7 @@ import pytest
 from tests.wide_samples import COPIED, PROSE, VARIANTS
 from trainyard.operations import tables
 from trainyard.operations.table import OPERATIONS
-from trainyard.operations.tables import SPARE, WHOLE, cell_width, table
+from trainyard.operations.tables import SPARE, WHOLE, cell_width, format_table
 from trainyard.surfaces.cli.command import render
 
 pytestmark = pytest.mark.integration
@@ -30,7 +30,12 @@ def tables_drawn() -> Iterator[Calls]:
     calls: Calls = []
 
     def on_event(frame: FrameType, event: str, value: Any) -> None:
-        if event == "return" and frame.f_code is table.__code__ and frame.f_back is not None and value is not None:
+        if (
+            event == "return"
+            and frame.f_code is format_table.__code__
+            and frame.f_back is not None
+            and value is not None
+        ):
             caller = frame.f_back if frame.f_back.f_code.co_name != "<listcomp>" else frame.f_back.f_back
             assert caller is not None
             calls.append((caller.f_code.co_filename, frame.f_back.f_lineno, dict(frame.f_locals), value))
@@ -88,4 +93,4 @@ def test_every_table_fits_and_what_is_copied_is_whole(columns: int, monkeypatch:
 def test_a_pipe_keeps_the_full_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     row = [COPIED["id"], COPIED["name"], PROSE]
-    assert table([row], ("id", "name", "message")).splitlines()[1].rstrip() == "  ".join(row).rstrip()
+    assert format_table([row], ("id", "name", "message")).splitlines()[1].rstrip() == "  ".join(row).rstrip()

@@ -17,7 +17,7 @@ from trainyard.app.plan.check import check
 from trainyard.app.stack.doctor import examine
 from trainyard.app.stack.stack import down, env
 from trainyard.errors import InvalidInput, Refused, Unavailable
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.operations.adapters import AdapterName, AdaptersInput
 from trainyard.operations.base import Nothing, Request
 from trainyard.operations.chains import CheckInput, RunInput
@@ -52,7 +52,7 @@ def test_every_verb_explains_itself_in_one_line(verb: str) -> None:
 @pytest.mark.parametrize("verb", OPERATIONS)
 def test_every_row_can_be_loaded_and_says_what_its_implementation_says(verb: str) -> None:
     row = OPERATIONS[verb]
-    request, implementation = row.request, load(f"trainyard.{row.run}")
+    request, implementation = row.request, load_object(f"trainyard.{row.run}")
     assert issubclass(request, Request)
     hints = get_type_hints(implementation)
     assert TypeAdapter(hints.pop("return")).json_schema(mode="serialization")

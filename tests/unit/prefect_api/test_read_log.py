@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from trainyard.prefect_api.listing import text_of
+from trainyard.prefect_api.listing import strip_traceback
 
 
 @pytest.mark.parametrize("text", ["the gate says no", "two\nlines", ""])
@@ -15,5 +15,5 @@ def test_the_traceback_of_no_exception_is_left_out(text: str) -> None:
     record = logging.LogRecord("engine", logging.ERROR, "", 1, text, (), (None, None, None))
     formatted = logging.Formatter().format(record)
     assert formatted != text
-    assert text_of(formatted) == text.rstrip("\n")
-    assert text_of(text) == text
+    assert strip_traceback(formatted) == text.rstrip("\n")
+    assert strip_traceback(text) == text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from trainyard.data.renderers.choice import named, template_text
+from trainyard.data.renderers.choice import find_renderer, template_text
 from trainyard.serve.answers import Answers
 from trainyard.serve.inference import ModelRunner, Worker
 from trainyard.serve.served import ServedBase, ServedModels
@@ -39,7 +39,7 @@ def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("served") / "model"
     shutil.copytree(tiny_model, folder)
     engine, worker = ModelRunner(folder), Worker()
-    engine.tokenizer.chat_template = template_text(named("llama3.1"), "llama3_1")
+    engine.tokenizer.chat_template = template_text(find_renderer("llama3.1"), "llama3_1")
     served = ServedModels([ServedBase(ModelSource(NAME, folder, "0" * 64), engine, worker)], [])
     app = build_app(served, Answers(served, max_tokens=400), token=None, hosts=["testserver"])
     with TestClient(app) as test_client:

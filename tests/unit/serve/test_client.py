@@ -22,7 +22,7 @@ from trainyard.serve.client.client import (
     ServerUnreachable,
     api_key_from,
     api_url,
-    seconds_of,
+    parse_retry_after,
 )
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.testing.scripted_server import (
@@ -179,13 +179,13 @@ async def test_retry_after_is_kept() -> None:
 
 
 def test_retry_after_may_be_a_date_or_nonsense() -> None:
-    assert seconds_of("12") == 12
-    assert seconds_of(" 1.5 ") == 1.5
+    assert parse_retry_after("12") == 12
+    assert parse_retry_after(" 1.5 ") == 1.5
     assert (
-        seconds_of(None)
-        is seconds_of("Fri, 31 Dec 1999 23:59:59 GMT")
-        is seconds_of("-3")
-        is seconds_of("9" * 30)
+        parse_retry_after(None)
+        is parse_retry_after("Fri, 31 Dec 1999 23:59:59 GMT")
+        is parse_retry_after("-3")
+        is parse_retry_after("9" * 30)
         is None
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from trainyard.serve.extraction import rules
 from trainyard.serve.extraction.extraction import RULES, RULES_VERSION, version
-from trainyard.serve.extraction.names import company_name, is_abbreviation_of, is_person
+from trainyard.serve.extraction.names import company_name, is_abbreviation, is_person
 
 Pairs = dict[str, str]
 
@@ -177,8 +177,8 @@ def test_what_an_affiliation_names(text: str, company: str) -> None:
 
 
 def test_what_abbreviates_a_name() -> None:
-    assert all(is_abbreviation_of(short, "Rob van Polder") for short in ("RP", "RVP", "RPR", "R.P."))
-    assert not any(is_abbreviation_of(short, "Rob van Polder") for short in ("IBM", "Rob", "P", "PR"))
+    assert all(is_abbreviation(short, "Rob van Polder") for short in ("RP", "RVP", "RPR", "R.P."))
+    assert not any(is_abbreviation(short, "Rob van Polder") for short in ("IBM", "Rob", "P", "PR"))
     assert is_person("Jane Doe")
     assert not any(map(is_person, ("Jane", "Review Board", "Jane 2", "jane doe")))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from trainyard.errors import InvalidInput
-from trainyard.serve.guided import MIN_STRING_CHARS, Grammars, bounded_schema
+from trainyard.serve.guided import MIN_STRING_CHARS, Grammars, bound_schema
 
 PAIRS: dict[str, Any] = {
     "type": "object",
@@ -125,7 +125,7 @@ def test_a_schema_nested_without_end_is_refused(grammars: Grammars) -> None:
 
 
 def test_free_strings_share_the_budget_and_the_callers_limits_stay() -> None:
-    bounded = bounded_schema(
+    bounded = bound_schema(
         {
             "properties": {
                 "maxLength": {"type": "string"},
@@ -138,13 +138,13 @@ def test_free_strings_share_the_budget_and_the_callers_limits_stay() -> None:
     lengths = {name: part["maxLength"] for name, part in bounded["properties"].items()}
     assert lengths == {"maxLength": 150, "b": 7, "c": 150}
     assert bounded["additionalProperties"] is False
-    assert bounded_schema({"type": "string"}, 2)["maxLength"] == MIN_STRING_CHARS
-    assert bounded_schema({"type": "string", "minLength": 900}, 2)["maxLength"] == 900
+    assert bound_schema({"type": "string"}, 2)["maxLength"] == MIN_STRING_CHARS
+    assert bound_schema({"type": "string", "minLength": 900}, 2)["maxLength"] == 900
 
 
 def test_a_composed_object_stays_open() -> None:
     composed = {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
-    assert bounded_schema(composed, 100) == composed
+    assert bound_schema(composed, 100) == composed
 
 
 def test_the_same_schema_is_compiled_once(grammars: Grammars) -> None:

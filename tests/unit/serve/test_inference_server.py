@@ -19,7 +19,7 @@ from trainyard.compute.gpus import Gpu, GpuReadings
 from trainyard.compute.services import Service, write_record
 from trainyard.errors import Conflict, InvalidInput, NotFound, Unavailable
 from trainyard.serve.extraction.extraction import SCHEMA, Extraction, Thinking, extract
-from trainyard.serve.inference_server.commands import command, read_profile, release_of, variables
+from trainyard.serve.inference_server.commands import choose_release, command, read_profile, variables
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import (
     EmbeddedEngine,
@@ -200,9 +200,9 @@ def test_what_is_not_here_is_told(tmp_path: Path, settings: Settings) -> None:
 def test_weights_go_to_the_hosts_memory_only_where_it_holds_them() -> None:
     engine = VllmEngine(type="vllm", model="m", weights_mb=18_600)
     profile = ServerProfile(engine=engine, release=Release.AUTO)
-    assert release_of(profile, free_mb=14_000) is Release.STOP
-    assert release_of(profile, free_mb=40_000) is Release.SLEEP_WEIGHTS_IN_RAM
-    assert release_of(ServerProfile(engine=engine), free_mb=40_000) is Release.STOP
+    assert choose_release(profile, free_mb=14_000) is Release.STOP
+    assert choose_release(profile, free_mb=40_000) is Release.SLEEP_WEIGHTS_IN_RAM
+    assert choose_release(ServerProfile(engine=engine), free_mb=40_000) is Release.STOP
 
 
 def test_profiles_are_files(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from trainyard.errors import InvalidInput, LimitExceeded, NotFound, TrainyardErr
 from trainyard.serve import embedded
 from trainyard.serve.base_sources import (
     choose_base,
+    estimate_bytes,
     find_adapter,
     find_bases,
     full_name,
-    needed_bytes,
     require_bases,
     require_room,
 )
@@ -88,8 +88,8 @@ def test_a_hub_name_that_is_not_here_is_refused_offline(here: Settings, download
 def test_bases_that_do_not_fit_together_are_refused_with_both_numbers(here: Settings, tmp_path: Path) -> None:
     other = str(copy_of_starter(tmp_path / "other", pretraining_tp=2))
     bases = find_bases(["starter", other], here).bases
-    need = needed_bytes(bases[0], "float32")
-    assert need == needed_bytes(bases[1], "float32") > 2 * needed_bytes(bases[0], "bfloat16") - 8
+    need = estimate_bytes(bases[0], "float32")
+    assert need == estimate_bytes(bases[1], "float32") > 2 * estimate_bytes(bases[0], "bfloat16") - 8
     limited = load_settings(serve_memory_mb=(need + need // 2) >> 20)
     require_room(bases[:1], "float32", limited)
     require_room(bases, "bfloat16", limited)

@@ -64,7 +64,7 @@ def thinking(tiny_model: Path, technique: dict[str, Any], tmp_path_factory: pyte
 def expected(thinking: Path) -> list[int]:
     """What the session's sampling gives, with the thoughts."""
     model = network(thinking)
-    technique_weights = table.load(thinking, model, None)
+    technique_weights = table.load_technique(thinking, model, None)
     assert technique_weights is not None
     tokenizer = AutoTokenizer.from_pretrained(thinking)
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_a_chat_counts_and_shows_the_words_alone(client: TestClient) -> None:
 
 def test_an_evaluation_scores_and_answers_after_the_thoughts(thinking: Path) -> None:
     model, tokenizer = network(thinking), AutoTokenizer.from_pretrained(thinking)
-    technique_weights = table.load(thinking, model, tokenizer)
+    technique_weights = table.load_technique(thinking, model, tokenizer)
     case = Case("rows.jsonl:1", "a", prompt=[{"role": "user", "content": "Why?"}], answer={"content": "Because."})
     says = {"role": "assistant", "content": "Because."}
     plain, latent = HuggingFaceModel(model, tokenizer), HuggingFaceModel(model, tokenizer, latent=technique_weights)

@@ -131,7 +131,7 @@ def test_down_ends_it_and_the_next_up_starts_it_on_a_port_that_is_free(home: Pat
     assert again is not None
     assert again.answers()
     assert again.port != recipe.port
-    assert local.recipe_of(path) == recipe.at(again.port)
+    assert local.read_recipe(path) == recipe.at(again.port)
     assert recipe.at(again.port).argv[-2:] == [str(again.port), f"http://127.0.0.1:{again.port}"]
 
 

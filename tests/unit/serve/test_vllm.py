@@ -22,7 +22,7 @@ from trainyard.data.rows import DocumentRow, write_rows
 from trainyard.errors import Unavailable
 from trainyard.serve.client.client import Completer
 from trainyard.serve.inference_server.life import InferenceServer
-from trainyard.serve.inference_server.vllm import executable, install_line, profile_of, program, require_gpu
+from trainyard.serve.inference_server.vllm import build_profile, executable, install_line, program, require_gpu
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import AiGeneratorConfig
@@ -42,7 +42,7 @@ def no_gpu() -> GpuReadings:
 @contextmanager
 def serving(folder: Path, settings: Settings, **changes: float) -> Iterator[str]:
     """A server as the generator node starts it; yields the address for completions."""
-    profile = profile_of("org/model", "writer", settings).model_copy(update=changes)
+    profile = build_profile("org/model", "writer", settings).model_copy(update=changes)
     with InferenceServer(profile, folder, settings, read=one_gpu) as server:
         server.start()
         server.wait_ready()

@@ -14,7 +14,7 @@ from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.spec.estimate.cascade import FitResult, choose, turned, usual_rungs
+from trainyard.spec.estimate.cascade import FitResult, choose, usual_rungs, vary_settings
 from trainyard.spec.estimate.memory import GIB
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig, resolve_trainer
@@ -75,7 +75,7 @@ def test_70b_qlora_fits_an_80_gb_card_with_four_rows() -> None:
 
 def every_knob(config: TrainerConfig, device: Device) -> list[tuple[str, TrainerConfig]]:
     """Every knob in its order: what is tried when nothing ever fits."""
-    return list(turned(config, device))
+    return list(vary_settings(config, device))
 
 
 def test_knobs_come_in_one_order() -> None:

@@ -13,11 +13,18 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
-from trainyard.spec.estimate.estimate import Estimate, Known, estimate, steps_of
-from trainyard.spec.estimate.memory import GIB, count_trainable, half_copies, memory_of, positions, reached
+from trainyard.spec.estimate.estimate import Estimate, Known, count_steps, estimate
+from trainyard.spec.estimate.memory import (
+    GIB,
+    count_reached_blocks,
+    count_trainable,
+    estimate_memory,
+    half_copies,
+    positions,
+)
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import NOT_MEASURED, StepTiming, Timings
-from trainyard.spec.estimate.verdict import few_rows, rows_to_generate, tiny_sets
+from trainyard.spec.estimate.verdict import describe_small_sets, rows_to_generate, tiny_sets
 from trainyard.spec.graph import resolve
 from trainyard.spec.nodes import HoldoutRules
 from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_trainer
@@ -72,7 +79,7 @@ def test_parameters_are_those_of_the_published_models(model: ModelShape, billion
 )  # fmt: skip
 def test_memory_agrees_with_the_known_table(model: ModelShape, method: str, gib: float) -> None:
     config = small_batch(method=with_rank(method, 16))
-    assert memory_of(model, config, Device.CUDA).total / GIB == pytest.approx(gib, rel=0.01)
+    assert estimate_memory(model, config, Device.CUDA).total / GIB == pytest.approx(gib, rel=0.01)
 
 
 MEASURED_GIB: list[tuple[ModelShape, dict[str, Any], dict[str, Any], float]] = [
@@ -96,7 +103,7 @@ def test_memory_agrees_with_trainings_on_a_card(
 ) -> None:
     settings = {"backend": "native", "engine": {"batching": "padded"}, "method": method, "hyperparameters": hyper}
     config = resolve_trainer(TrainerConfig.model_validate(settings), "starter")
-    assert memory_of(model, config, Device.CUDA).total / GIB == pytest.approx(gib, rel=0.10)
+    assert estimate_memory(model, config, Device.CUDA).total / GIB == pytest.approx(gib, rel=0.10)
 
 
 @pytest.mark.parametrize(("batch", "gib"), [(1, 21.3), (2, 29.1)])
@@ -106,7 +113,7 @@ def test_memory_agrees_with_a_measured_run_on_one_gpu(batch: int, gib: float) ->
         hyperparameters={"batch_size": batch, "max_length": 1304},
         method={"type": "lora", "rank": 8, "target_modules": ["q_proj", "v_proj"]},
     )
-    assert memory_of(LLAMA_2_7B, config, Device.CUDA).total / GIB == pytest.approx(gib, rel=0.15)
+    assert estimate_memory(LLAMA_2_7B, config, Device.CUDA).total / GIB == pytest.approx(gib, rel=0.15)
 
 
 PUBLISHED_GB = [
@@ -121,7 +128,7 @@ PUBLISHED_GB = [
 def test_memory_is_near_the_published_rows(model: ModelShape, method: str, quantization: str | None, gb: float) -> None:
     hyper = {"batch_size": 1, "max_length": 512, "gradient_checkpointing": True}
     config = trainer(method=with_rank(method, 8), quantization=quantization, hyperparameters=hyper)
-    assert memory_of(model, config, Device.CUDA).total / 1e9 == pytest.approx(gb, rel=0.15)
+    assert estimate_memory(model, config, Device.CUDA).total / 1e9 == pytest.approx(gb, rel=0.15)
 
 
 def test_memory_of_qlora_is_near_a_measured_run() -> None:
@@ -130,12 +137,12 @@ def test_memory_of_qlora_is_near_a_measured_run() -> None:
         method={"type": "qlora", "rank": 8, "target_modules": ["q_proj", "v_proj"]},
         hyperparameters={"batch_size": 1, "max_length": 1304},
     )
-    assert memory_of(LLAMA_2_7B, config, Device.CUDA).total / 1e9 == pytest.approx(13.8, rel=0.15)
+    assert estimate_memory(LLAMA_2_7B, config, Device.CUDA).total / 1e9 == pytest.approx(13.8, rel=0.15)
 
 
 def test_each_part_of_the_memory_on_a_gpu() -> None:
     hyper = {"batch_size": 2, "max_length": 100}
-    full = memory_of(TINY, trainer(method="full", hyperparameters=hyper), Device.CUDA)
+    full = estimate_memory(TINY, trainer(method="full", hyperparameters=hyper), Device.CUDA)
     total = TINY.parameters
     assert (full.weights, full.gradients, full.optimizer) == (4 * total, 4 * total, 8 * total)
     copies = 2 * (TINY.linear + 600 * 64)
@@ -146,30 +153,30 @@ def test_each_part_of_the_memory_on_a_gpu() -> None:
     assert full.total == 16 * total + full.activations + full.logits + full.fragments + full.context
     lora = trainer(hyperparameters=hyper)
     moved = count_trainable(TINY, lora)
-    adapter = memory_of(TINY, lora, Device.CUDA)
+    adapter = estimate_memory(TINY, lora, Device.CUDA)
     assert (adapter.weights, adapter.gradients) == (2 * total + 4 * moved, 4 * moved)
     assert adapter.activations == (18 * 64 + 8 * 128 + 4 * 96 + 2 * 64) * 2 * 200
-    quantised = memory_of(TINY, trainer(method="qlora"), Device.CUDA)
+    quantised = estimate_memory(TINY, trainer(method="qlora"), Device.CUDA)
     assert quantised.dequantised == 2 * 64 * 128
 
 
 def test_each_part_of_the_memory_on_a_cpu() -> None:
     hyper = {"batch_size": 2, "max_length": 100}
-    full = memory_of(TINY, native(method="full", hyperparameters=hyper), Device.CPU)
+    full = estimate_memory(TINY, native(method="full", hyperparameters=hyper), Device.CPU)
     total = TINY.parameters
     assert (full.weights, full.gradients, full.optimizer) == (4 * total, 4 * total, 8 * total)
     assert full.activations == (40 * 64 + 16 * 128) * (2 + 1) * 100
     assert full.logits == 12 * 600 * 100
     assert full.fragments == int(0.25 * full.activations + 0.15 * full.logits)
     assert full.context == int(0.45 * GIB)
-    trl = memory_of(TINY, trainer(method="full", hyperparameters=hyper), Device.CPU)
+    trl = estimate_memory(TINY, trainer(method="full", hyperparameters=hyper), Device.CPU)
     assert trl.context == full.context + int(0.1 * GIB)
-    adapter = memory_of(TINY, native(hyperparameters=hyper), Device.CPU)
+    adapter = estimate_memory(TINY, native(hyperparameters=hyper), Device.CPU)
     moved = count_trainable(TINY, native())
     assert adapter.weights == 4 * total + 4 * moved
     assert adapter.activations == (34 * 64 + 16 * 128) * (2 + 1) * 100
     assert adapter.fragments == adapter.activations + int(0.15 * adapter.logits)
-    quantised = memory_of(TINY, native(method="qlora"), Device.CPU)
+    quantised = estimate_memory(TINY, native(method="qlora"), Device.CPU)
     rest = total - TINY.linear
     assert quantised.weights == int(TINY.linear * (4 + 8 / 64 + 32 / 16384) / 8) + 4 * rest + 4 * moved
     assert quantised.dequantised == 4 * 64 * 128
@@ -182,8 +189,8 @@ def native(**config: Any) -> TrainerConfig:
 def test_lora_dropout_keeps_its_inputs_again() -> None:
     hyper = {"batch_size": 1, "max_length": 100}
     lora = {"target_modules": ["q_proj", "down_proj"]}
-    plain = memory_of(TINY, native(method={"type": "lora", **lora}, hyperparameters=hyper), Device.CUDA)
-    dropped = memory_of(
+    plain = estimate_memory(TINY, native(method={"type": "lora", **lora}, hyperparameters=hyper), Device.CUDA)
+    dropped = estimate_memory(
         TINY, native(method={"type": "lora", **lora, "dropout": 0.1}, hyperparameters=hyper), Device.CUDA
     )
     assert dropped.activations - plain.activations == (64 + 128) * 3 * 2 * 100
@@ -194,7 +201,7 @@ def test_frozen_blocks_keep_no_activations() -> None:
     freeze = native(method={"type": "freeze", "blocks": 1}, hyperparameters=hyper)
     full = native(method="full", hyperparameters=hyper)
     for device, shared in ((Device.CUDA, half_copies(TINY.model_copy(update={"layers": 0}), full)), (Device.CPU, 0)):
-        blocks = [memory_of(TINY, config, device).activations - shared for config in (freeze, full)]
+        blocks = [estimate_memory(TINY, config, device).activations - shared for config in (freeze, full)]
         once = 0 if device is Device.CUDA else (40 * 64 + 16 * 128) * 100  # gradients of one block
         assert 2 * (blocks[0] - once) == blocks[1] - once
 
@@ -203,7 +210,9 @@ def test_eager_attention_keeps_its_scores() -> None:
     hyper = {"batch_size": 1, "max_length": 100}
     kernel = native(method="full", hyperparameters=hyper)
     eager = native(method="full", hyperparameters=hyper, engine={"attention": "eager"})
-    more = memory_of(TINY, eager, Device.CUDA).activations - memory_of(TINY, kernel, Device.CUDA).activations
+    more = (
+        estimate_memory(TINY, eager, Device.CUDA).activations - estimate_memory(TINY, kernel, Device.CUDA).activations
+    )
     assert more == 2 * 4 * 100 * 100 * 6
 
 
@@ -236,33 +245,33 @@ def test_positions_of_a_micro_batch(config: dict[str, Any], expected: int) -> No
 def test_a_chunked_head_holds_one_chunk_of_logits() -> None:
     hyper = {"batch_size": 2, "max_length": 2048}
     plain = native(hyperparameters=hyper, engine={"head": "full"})
-    assert memory_of(LLAMA_3_8B, plain, Device.CUDA).logits == 10 * 128256 * 2048
+    assert estimate_memory(LLAMA_3_8B, plain, Device.CUDA).logits == 10 * 128256 * 2048
     for head in ("chunked", "auto"):
         config = native(hyperparameters=hyper, engine={"head": head})
-        assert memory_of(LLAMA_3_8B, config, Device.CUDA).logits == 10 * 2**25
-    assert memory_of(TINY, native(hyperparameters=hyper), Device.CUDA).logits == 10 * 600 * 2048
+        assert estimate_memory(LLAMA_3_8B, config, Device.CUDA).logits == 10 * 2**25
+    assert estimate_memory(TINY, native(hyperparameters=hyper), Device.CUDA).logits == 10 * 600 * 2048
 
 
 def test_checkpointing_keeps_the_borders_and_two_blocks() -> None:
     hyper = {"batch_size": 1, "max_length": 10, "gradient_checkpointing": True}
-    memory = memory_of(TINY, trainer(method="full", hyperparameters=hyper), Device.CUDA)
+    memory = estimate_memory(TINY, trainer(method="full", hyperparameters=hyper), Device.CUDA)
     assert memory.activations == (4 * 64 * 2 + 2 * (26 * 64 + 8 * 128 + 4 * 96)) * 10
-    on_cpu = memory_of(TINY, trainer(method="full", hyperparameters=hyper), Device.CPU)
+    on_cpu = estimate_memory(TINY, trainer(method="full", hyperparameters=hyper), Device.CPU)
     assert on_cpu.activations == (4 * 64 * 2 + 3 * (40 * 64 + 16 * 128)) * 10
 
 
 def test_pairs_take_two_sequences_and_full_dpo_a_reference() -> None:
-    sft = memory_of(TINY, trainer(), Device.CPU)
-    dpo = memory_of(TINY, trainer(stage="dpo"), Device.CPU)
+    sft = estimate_memory(TINY, trainer(), Device.CPU)
+    dpo = estimate_memory(TINY, trainer(stage="dpo"), Device.CPU)
     assert (dpo.logits, dpo.weights) == (2 * sft.logits, sft.weights)
-    full = memory_of(TINY, trainer(method="full"), Device.CPU)
-    reference = memory_of(TINY, trainer(method="full", stage="dpo"), Device.CPU)
+    full = estimate_memory(TINY, trainer(method="full"), Device.CPU)
+    reference = estimate_memory(TINY, trainer(method="full", stage="dpo"), Device.CPU)
     assert reference.weights == full.weights + 4 * TINY.parameters
-    free = memory_of(TINY, trainer(method="full", stage={"type": "dpo", "loss": "simpo"}), Device.CPU)
+    free = estimate_memory(TINY, trainer(method="full", stage={"type": "dpo", "loss": "simpo"}), Device.CPU)
     assert free.weights == full.weights
-    kto = memory_of(TINY, trainer(method="full", stage="kto"), Device.CPU)
+    kto = estimate_memory(TINY, trainer(method="full", stage="kto"), Device.CPU)
     assert (kto.weights, kto.logits) == (reference.weights, sft.logits)
-    reward = memory_of(TINY, trainer(stage="reward"), Device.CPU)
+    reward = estimate_memory(TINY, trainer(stage="reward"), Device.CPU)
     assert (reward.logits, reward.activations) == (0, dpo.activations)
 
 
@@ -273,7 +282,7 @@ def test_pairs_take_two_sequences_and_full_dpo_a_reference() -> None:
 )  # fmt: skip
 def test_optimizer_states(optimizer: str, per_parameter: int) -> None:
     config = trainer(method="full", hyperparameters={"optimizer": optimizer})
-    assert memory_of(TINY, config, Device.CPU).optimizer == per_parameter * TINY.parameters
+    assert estimate_memory(TINY, config, Device.CPU).optimizer == per_parameter * TINY.parameters
     assert Optimizer(optimizer) is config.hyperparameters.optimizer
 
 
@@ -295,7 +304,7 @@ def test_what_moves() -> None:
     lisa = native(method={"type": "freeze", "blocks": 5, "interval": 20})
     blocks = LLAMA_2_7B.layers * LLAMA_2_7B.block
     assert count_trainable(LLAMA_2_7B, lisa) == LLAMA_2_7B.parameters - blocks + 5 * LLAMA_2_7B.block
-    assert reached(LLAMA_2_7B, lisa) == LLAMA_2_7B.layers  # the embeddings are below every block
+    assert count_reached_blocks(LLAMA_2_7B, lisa) == LLAMA_2_7B.layers  # the embeddings are below every block
     pissa = native(method={"type": "lora", "rank": 8, "init": "pissa"})
     assert count_trainable(TINY, pissa) == count_trainable(TINY, native(method={"type": "lora", "rank": 8}))
     head = native(method={"type": "freeze", "head": True})
@@ -331,7 +340,7 @@ def test_shapes_are_read_from_config_json() -> None:
     ],
 )  # fmt: skip
 def test_steps(hyper: dict[str, Any], rows: int, steps: int) -> None:
-    assert steps_of(Hyperparameters.model_validate(hyper), rows) == steps
+    assert count_steps(Hyperparameters.model_validate(hyper), rows) == steps
 
 
 def planned(*nodes: dict[str, Any], **facts: Any) -> dict[str, Estimate]:
@@ -414,14 +423,14 @@ def test_an_evaluation_takes_rows_from_the_training_and_time(
 
 
 def test_tiny_sets_are_warned_about() -> None:
-    assert few_rows(50, 30) == few_rows(None, None) == []
-    assert few_rows(49, 29) == [
+    assert describe_small_sets(50, 30) == describe_small_sets(None, None) == []
+    assert describe_small_sets(49, 29) == [
         "Fewer than 50 rows to train on (49): little but form is learned.",
         "Fewer than 30 rows to evaluate on (29): a verdict rests on little.",
     ]
     chain = resolved(source("docs"), node("ai_generator", count=20), node("validator"), node("trainer"))
-    assert tiny_sets(chain.node("trainer").config, 20) == few_rows(20, None)
-    assert tiny_sets(chain.node("ai-generator").config, 87) == few_rows(None, 10)
+    assert tiny_sets(chain.node("trainer").config, 20) == describe_small_sets(20, None)
+    assert tiny_sets(chain.node("ai-generator").config, 87) == describe_small_sets(None, 10)
     assert tiny_sets(chain.node("validator").config, 20) == []
 
 
@@ -456,7 +465,7 @@ def test_a_known_model_has_memory_and_disk_even_without_rows() -> None:
     assert trainer_estimate.disk_bytes == 4 * moved + 2 * 12 * moved
     keeper = node("trainer", backend="native", engine={"keep_checkpoints": 5})
     assert planned(source(), keeper, shapes={"starter": TINY})["trainer"].disk_bytes == 4 * moved + 5 * 12 * moved
-    assert trainer_estimate.memory_bytes == memory_of(TINY, native(), Device.CPU).total
+    assert trainer_estimate.memory_bytes == estimate_memory(TINY, native(), Device.CPU).total
     assert (trainer_estimate.steps, trainer_estimate.seconds) == (None, None)
     assert trainer_estimate.basis[-1] == "time: not known without the rows"
     assert trainer_estimate.basis[1].startswith(
@@ -497,9 +506,11 @@ def test_more_work_never_takes_less(method: Method, batch: int, length: int, che
     hyper = {"batch_size": batch, "max_length": length, "gradient_checkpointing": checkpointing}
     more = {**hyper, "batch_size": batch + 1}
     smaller, two = trainer(method=method, hyperparameters=hyper), trainer(method=method, hyperparameters=more)
-    assert memory_of(TINY, two, Device.CPU).total > memory_of(TINY, smaller, Device.CPU).total
+    assert estimate_memory(TINY, two, Device.CPU).total > estimate_memory(TINY, smaller, Device.CPU).total
     saved = trainer(method=method, hyperparameters={**hyper, "gradient_checkpointing": True})
-    assert memory_of(LLAMA_2_7B, saved, Device.CUDA).total <= memory_of(LLAMA_2_7B, smaller, Device.CUDA).total
+    assert (
+        estimate_memory(LLAMA_2_7B, saved, Device.CUDA).total <= estimate_memory(LLAMA_2_7B, smaller, Device.CUDA).total
+    )
 
 
 # Several processes
@@ -530,7 +541,7 @@ ZERO_PAPER = shape(4096, 36, 10901, 32000, 32, 32)
 )
 def test_states_are_divided_as_in_the_zero_paper(strategy: str, processes: int, gigabytes: float) -> None:
     assert ZERO_PAPER.parameters / 1e9 == pytest.approx(7.5, abs=0.01)
-    memory = memory_of(ZERO_PAPER, shared(strategy, processes), Device.CUDA)
+    memory = estimate_memory(ZERO_PAPER, shared(strategy, processes), Device.CUDA)
     states = memory.weights + memory.gradients + memory.optimizer
     assert states / 1e9 == pytest.approx(gigabytes, rel=0.02)
 
@@ -540,11 +551,13 @@ def test_states_are_divided_as_in_the_zero_paper(strategy: str, processes: int, 
     [("ddp", 8, 107.53), ("zero1", 8, 61.41), ("zero2", 8, 38.34), ("zero3", 8, 16.30), ("fsdp_hybrid", 8, 29.48)],
 )
 def test_memory_on_each_device_golden(strategy: str, processes: int, gib: float) -> None:
-    assert memory_of(LLAMA_2_7B, shared(strategy, processes), Device.CUDA).total / GIB == pytest.approx(gib, abs=0.01)
+    assert estimate_memory(LLAMA_2_7B, shared(strategy, processes), Device.CUDA).total / GIB == pytest.approx(
+        gib, abs=0.01
+    )
 
 
 def test_what_processes_divide_and_what_each_has_whole() -> None:
-    whole, hybrid = (memory_of(LLAMA_2_7B, config, Device.CUDA) for config in (
+    whole, hybrid = (estimate_memory(LLAMA_2_7B, config, Device.CUDA) for config in (
         shared("ddp", 8), shared("fsdp_hybrid", 8, shard_size=2)
     ))  # fmt: skip
     assert (hybrid.weights, hybrid.gradients, hybrid.optimizer) == (
@@ -562,7 +575,7 @@ def test_the_plan_tells_the_memory_of_each_device_and_the_steps_of_all() -> None
     facts = {"rows": {"data-source": {Port.SFT: 800}}, "shapes": {"m": LLAMA_2_7B}, "device": Device.CUDA}
     trainer_estimate = planned(source(), node("trainer", **config), **facts)["trainer"]
     assert (trainer_estimate.devices, trainer_estimate.steps) == (4, 100)
-    assert trainer_estimate.memory_bytes == memory_of(LLAMA_2_7B, base, Device.CUDA).total
+    assert trainer_estimate.memory_bytes == estimate_memory(LLAMA_2_7B, base, Device.CUDA).total
     assert "steps: at most 800 rows, 8 a step, 1 epochs" in trainer_estimate.basis
     assert any(
         line.startswith("memory on cuda in GiB for each of 4 processes (zero2) for rows")

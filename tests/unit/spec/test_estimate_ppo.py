@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.unit.spec.test_estimate_rollouts import LLAMA_3_8B
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.estimate.memory import memory_of, rows_seen
+from trainyard.spec.estimate.memory import estimate_memory, rows_seen
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 
@@ -20,14 +20,14 @@ def ppo(method: str = "lora", **stage: Any) -> TrainerConfig:
 
 def test_a_critic_is_a_second_model_and_a_reward_model_a_third() -> None:
     none, critic, both = (
-        memory_of(LLAMA_3_8B, config, Device.CUDA).critic
+        estimate_memory(LLAMA_3_8B, config, Device.CUDA).critic
         for config in (ppo(advantage="group"), ppo(), ppo(rewards=[{"type": "reward_model"}]))
     )
     weights = 2 * LLAMA_3_8B.parameters
     assert none == 0
     assert weights < critic < 1.5 * weights
     assert both == critic + weights
-    full = memory_of(LLAMA_3_8B, ppo("full"), Device.CUDA).critic
+    full = estimate_memory(LLAMA_3_8B, ppo("full"), Device.CUDA).critic
     assert full == 16 * LLAMA_3_8B.parameters
 
 

@@ -10,7 +10,7 @@ from tests.unit.spec.chains import node, source
 from tests.unit.spec.test_estimate import LLAMA_3_8B, TINY, planned, trainer
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.estimate.memory import cache_bytes, memory_of, positions, rows_seen
+from trainyard.spec.estimate.memory import cache_bytes, estimate_memory, positions, rows_seen
 from trainyard.spec.training import TrainerConfig
 
 
@@ -45,15 +45,17 @@ def test_completions_make_rows_longer() -> None:
 
 
 def test_only_what_does_not_fit_the_place_of_activations_counts() -> None:
-    assert memory_of(LLAMA_3_8B, grpo(), Device.CUDA).rollouts == 0
+    assert estimate_memory(LLAMA_3_8B, grpo(), Device.CUDA).rollouts == 0
     config = grpo({"batch_size": 1, "gradient_accumulation": 256, "gradient_checkpointing": True})
-    memory = memory_of(LLAMA_3_8B, config, Device.CUDA)
+    memory = estimate_memory(LLAMA_3_8B, config, Device.CUDA)
     assert memory.rollouts == cache_bytes(LLAMA_3_8B, config, Device.CUDA) - memory.activations - memory.logits > 0
     assert "rollouts" in memory.in_words()
 
 
 def test_a_distance_needs_a_second_model_of_whole_weights_only() -> None:
-    weights = [memory_of(TINY, grpo(method=m, beta=b), Device.CUDA).weights for m in ("full", "lora") for b in (0, 0.1)]
+    weights = [
+        estimate_memory(TINY, grpo(method=m, beta=b), Device.CUDA).weights for m in ("full", "lora") for b in (0, 0.1)
+    ]
     assert weights[1] == weights[0] + 2 * TINY.parameters
     assert weights[2] == weights[3]
 

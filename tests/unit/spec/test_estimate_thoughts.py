@@ -9,7 +9,7 @@ import pytest
 from tests.unit.spec.test_estimate import LLAMA_3_8B, TINY
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.latent import Latent
-from trainyard.spec.estimate.memory import Memory, count_trainable, memory_of, positions, thought_growth
+from trainyard.spec.estimate.memory import Memory, count_trainable, estimate_memory, positions, thought_growth
 from trainyard.spec.estimate.timing import operations
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
@@ -29,7 +29,7 @@ def sft(latent: Any = None, **engine: Any) -> TrainerConfig:
 
 
 def memory(latent: Any = None, **engine: Any) -> Memory:
-    return memory_of(LLAMA_3_8B, sft(latent, **engine), Device.CUDA)
+    return estimate_memory(LLAMA_3_8B, sft(latent, **engine), Device.CUDA)
 
 
 def test_a_thought_after_each_token_is_a_column_of_the_row_and_reads_all_of_it() -> None:
@@ -55,7 +55,7 @@ def test_scores_of_an_indexer_grow_with_the_square_of_the_length() -> None:
     def scores(length: int) -> int:
         config = sft({"type": "dsa"})
         hyper = config.hyperparameters.model_copy(update={"max_length": length})
-        return memory_of(LLAMA_3_8B, config.model_copy(update={"hyperparameters": hyper}), Device.CUDA).thoughts
+        return estimate_memory(LLAMA_3_8B, config.model_copy(update={"hyperparameters": hyper}), Device.CUDA).thoughts
 
     assert scores(512) == 4 * scores(256) == 32 * 4 * (2 * 4 + 4) * 2 * 512 * 512
     # Both kinds compute attention whose weights are all kept.

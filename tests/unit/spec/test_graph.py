@@ -15,7 +15,7 @@ from trainyard.errors import Refused
 from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, digest
-from trainyard.spec.graph import check, cycle_reason, cycles_among, resolve
+from trainyard.spec.graph import check, cycle_reason, find_cycles, resolve
 from trainyard.spec.load.files import load_chain
 from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_method, resolve_trainer
 
@@ -118,9 +118,9 @@ def test_a_long_circle_is_shortened() -> None:
 
 
 def test_cycles_are_disjoint() -> None:
-    assert cycles_among({"a": ["b"], "b": ["a"], "c": ["a", "b"]}) == [["b", "a"]]
-    assert cycles_among({"a": ["x", "b"], "b": ["a"]}) == [["b", "a"]]
-    assert cycles_among({}) == []
+    assert find_cycles({"a": ["b"], "b": ["a"], "c": ["a", "b"]}) == [["b", "a"]]
+    assert find_cycles({"a": ["x", "b"], "b": ["a"]}) == [["b", "a"]]
+    assert find_cycles({}) == []
 
 
 def test_resolve_raises_every_reason() -> None:

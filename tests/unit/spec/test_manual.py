@@ -11,7 +11,7 @@ import yaml
 
 from tests.unit.spec.chains import RESOURCES
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.estimate.memory import GIB, memory_of
+from trainyard.spec.estimate.memory import GIB, estimate_memory
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_value
@@ -92,4 +92,4 @@ def test_the_memory_of_the_guide_is_what_a_plan_counts_on_a_card(checkpointing: 
         hyper = {"max_length": 2048, "batch_size": 1, "gradient_checkpointing": checkpointing}
         settings = {"method": {"type": method, "rank": 16}, "hyperparameters": hyper}
         config = resolve_trainer(TrainerConfig.model_validate(settings), "starter")
-        assert f"{memory_of(QWEN3_8B, config, Device.CUDA).total / GIB:.1f}" == gib
+        assert f"{estimate_memory(QWEN3_8B, config, Device.CUDA).total / GIB:.1f}" == gib

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.axes.stages import Stage
-from trainyard.spec.night import NightConfig, Window, checked_name, night_trainer, read_night
+from trainyard.spec.night import NightConfig, Window, check_name, night_trainer, read_night
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -142,7 +142,7 @@ def test_a_form_refuses_what_the_night_decides_itself() -> None:
 @pytest.mark.parametrize("name", ["../a", "a/b", "A", "", "a" * 64, "a.b"])
 def test_names_become_paths_only_when_they_are_names(name: str) -> None:
     with pytest.raises(InvalidInput, match="is not a valid role"):
-        checked_name(name, "role")
+        check_name(name, "role")
 
 
 def test_a_night_has_one_date_whatever_the_clock_does() -> None:
@@ -150,7 +150,7 @@ def test_a_night_has_one_date_whatever_the_clock_does() -> None:
     berlin = ZoneInfo("Europe/Berlin")
 
     def date(*when: int) -> str:
-        return window.date_of(datetime(*when, tzinfo=berlin).timestamp())  # type: ignore[arg-type,misc]
+        return window.find_date(datetime(*when, tzinfo=berlin).timestamp())  # type: ignore[arg-type,misc]
 
     assert date(2027, 3, 28, 1, 0) == date(2027, 3, 28, 4, 30) == date(2027, 3, 29, 0, 59) == "20270328"
     assert date(2027, 10, 31, 0, 59) == "20271030"
@@ -160,11 +160,11 @@ def test_a_night_has_one_date_whatever_the_clock_does() -> None:
 def test_a_night_that_is_continued_in_the_repeated_hour_keeps_its_date() -> None:
     window, berlin = Window(zone="Europe/Berlin", starts="02:30"), ZoneInfo("Europe/Berlin")
     first = datetime(2027, 10, 31, 2, 30, tzinfo=berlin).timestamp()
-    assert window.date_of(first - 1) == "20271030"
-    assert window.date_of(first) == "20271031"
+    assert window.find_date(first - 1) == "20271030"
+    assert window.find_date(first) == "20271031"
     repeated = datetime(2027, 10, 31, 2, 15, tzinfo=berlin, fold=1).timestamp()
     assert repeated > first
-    assert window.date_of(repeated) == "20271031"
+    assert window.find_date(repeated) == "20271031"
 
 
 def test_the_shipped_preset_is_valid() -> None:

@@ -9,7 +9,7 @@ from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.chain import Source
 from trainyard.spec.graph import check
 from trainyard.spec.nodes import NODE_CONFIGS, SourceSet, ValidatorConfig
-from trainyard.spec.ports import ROW_PORTS, Missing, Offer, PortNode, channel_of, kinds_of_set, merge, wire
+from trainyard.spec.ports import ROW_PORTS, Missing, Offer, PortNode, find_channel, kinds_of_set, merge, wire
 
 UNKNOWN = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.PROMPTS, Port.TEXT)
 
@@ -368,8 +368,8 @@ def test_merging_keeps_the_nearest_offer_of_each_channel() -> None:
 
 
 def test_channels() -> None:
-    assert channel_of(Port.ADAPTER) == channel_of(Port.MODEL) == "weights"
-    assert [channel_of(port) for port in ROW_PORTS] == ["sft", "preference", "labelled", "prompts", "text"]
+    assert find_channel(Port.ADAPTER) == find_channel(Port.MODEL) == "weights"
+    assert [find_channel(port) for port in ROW_PORTS] == ["sft", "preference", "labelled", "prompts", "text"]
 
 
 def test_ambiguity_is_told_once_for_ports_of_the_same_nodes() -> None:

@@ -19,7 +19,7 @@ from trainyard.spec.axes.rewards import EnvironmentSettings
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.compat.backends import BACKEND_ROW, backend_reasons, limits, refused_settings
+from trainyard.spec.compat.backends import BACKEND_ROW, backend_reasons, find_refused_settings, limits
 from trainyard.spec.model_schema import ABSENT, read_setting
 from trainyard.spec.training import EvalSettings, RopeScaling, TrainerConfig
 
@@ -77,13 +77,13 @@ STAGES_OF = [(backend, stage) for backend in BackendName for stage in backend.fa
 @pytest.mark.parametrize(("backend", "stage"), STAGES_OF)
 def test_each_value_is_supported_or_refused_by_its_setting(backend: BackendName, stage: Stage) -> None:
     usual = TrainerConfig(backend=backend, stage=stage, method=backend.facts.methods[0])
-    assert refused_settings(usual) == {}
+    assert find_refused_settings(usual) == {}
     for setting, allowed, _ in limits(usual):
         if read_setting(usual, setting) is ABSENT:
             continue
         assert set(allowed) <= set(VALUES[setting]), setting
         for value in VALUES[setting]:
-            refused = refused_settings(with_setting(usual, setting, value))
+            refused = find_refused_settings(with_setting(usual, setting, value))
             assert (setting in refused) is (value not in allowed), (setting, value)
 
 

@@ -18,8 +18,8 @@ from trainyard.spec.load.files import load_chain, load_value, read_chain
 from trainyard.spec.load.parse import (
     describe_value,
     find_closest,
-    model_at,
-    models_in,
+    find_model,
+    find_models,
     parse_chain,
     parse_nodes,
     sentence,
@@ -347,12 +347,12 @@ def test_sentences() -> None:
 
 
 def test_the_model_at_a_place() -> None:
-    assert model_at(ChainSpec, ("nodes", 3, "deployer", "config", "targets", 0)) is Target
-    assert model_at(ChainSpec, ("nodes", 0, "data_source", "config", "sets", "sft")) is SourceSet
-    assert model_at(ChainSpec, ("name",)) is None
-    assert model_at(ChainSpec, ("name", "further")) is None
-    assert list(models_in(dict[str, tuple[SourceSet, ...]])) == [SourceSet]
-    assert list(models_in(int)) == []
+    assert find_model(ChainSpec, ("nodes", 3, "deployer", "config", "targets", 0)) is Target
+    assert find_model(ChainSpec, ("nodes", 0, "data_source", "config", "sets", "sft")) is SourceSet
+    assert find_model(ChainSpec, ("name",)) is None
+    assert find_model(ChainSpec, ("name", "further")) is None
+    assert list(find_models(dict[str, tuple[SourceSet, ...]])) == [SourceSet]
+    assert list(find_models(int)) == []
 
 
 def test_a_valid_value_has_no_reasons() -> None:

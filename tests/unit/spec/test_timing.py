@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.spec.estimate.estimate import in_queue
+from trainyard.spec.estimate.estimate import add_queue_time
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import (
     NOT_MEASURED,
@@ -96,13 +96,13 @@ def test_an_operation_of_a_pair_counts_both_sides() -> None:
 
 def test_a_probe_that_did_not_fit_speaks_for_larger_ones() -> None:
     timings = Timings((), (Problem(time=5.0, max_length=512, rows_per_batch=4, why="out of memory"),))
-    assert timings.problem_of(config()) is not None
-    assert timings.problem_of(config(hyperparameters={"batch_size": 8})) is not None
-    assert timings.problem_of(config(hyperparameters={"batch_size": 2})) is None
-    assert Timings((measured(time=6.0),), timings.problems).problem_of(config()) is None
+    assert timings.find_problem(config()) is not None
+    assert timings.find_problem(config(hyperparameters={"batch_size": 8})) is not None
+    assert timings.find_problem(config(hyperparameters={"batch_size": 2})) is None
+    assert Timings((measured(time=6.0),), timings.problems).find_problem(config()) is None
 
 
 def test_the_queue_is_part_of_the_time() -> None:
-    assert in_queue(10.0, 5.0) == (5.0, 15.0, ("queue: 5 s until the device is free",))
-    assert in_queue(10.0, None)[:2] == (None, 10.0)
-    assert in_queue(None, 5.0) == (5.0, None, ())
+    assert add_queue_time(10.0, 5.0) == (5.0, 15.0, ("queue: 5 s until the device is free",))
+    assert add_queue_time(10.0, None)[:2] == (None, 10.0)
+    assert add_queue_time(None, 5.0) == (5.0, None, ())

@@ -18,7 +18,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import METHOD_SETTINGS, TRAINED_METHODS, Method
 from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
 from trainyard.spec.graph import resolve
-from trainyard.spec.migrate import in_groups, list_deprecated, trainer_words
+from trainyard.spec.migrate import group_settings, list_deprecated, trainer_words
 from trainyard.spec.model_schema import ABSENT, read_setting
 from trainyard.spec.training import TrainerConfig
 
@@ -121,7 +121,7 @@ def test_what_earlier_versions_had_in_groups_is_the_same(axis: str, value: Any) 
 def test_a_script_reads_the_groups_and_they_are_read_back(axis: str, value: Any) -> None:
     for settings in written(axis, value):
         config = TrainerConfig.model_validate({axis: {"type": value.value, **settings}})
-        groups = in_groups(config.model_dump(mode="json"))
+        groups = group_settings(config.model_dump(mode="json"))
         assert groups[axis] == value.value
         assert TrainerConfig.model_validate(groups) == config, settings
 

@@ -12,7 +12,7 @@ from trainyard.callbacks import ignore
 from trainyard.compute.child import faultpoint
 from trainyard.errors import Conflict
 from trainyard.stores.markers.local import LocalMarkers
-from trainyard.stores.markers.records import Marker, MarkerState, MarkerStore, Owner, this_owner
+from trainyard.stores.markers.records import Marker, MarkerState, MarkerStore, Owner, find_owner
 from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.store import ObjectSettings
@@ -76,7 +76,7 @@ def work(address: str, seed: int, record: Path) -> None:
             return
         chance.shuffle(left)
         for marker in left[:50]:
-            claim = markers.claim(marker, this_owner())
+            claim = markers.claim(marker, find_owner())
             if claim is None:
                 continue
             try:

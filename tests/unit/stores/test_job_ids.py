@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from trainyard.stores.live.job_ids import (
     JOB_ID,
-    continued_run,
     derive_job_id,
     draw_job_id,
+    find_continued_run,
+    find_job_id,
     is_reserved,
-    job_id_of,
     job_tags,
     name_run,
     read_chain_facts,
@@ -36,11 +36,11 @@ def test_a_derived_id_is_the_end_of_the_runs_and_the_same_each_time(run: UUID) -
     first = derive_job_id(str(run))
     assert JOB_ID.fullmatch(first)
     assert run.hex.endswith(first.removeprefix("job-"))
-    assert first == derive_job_id(str(run)) == job_id_of(str(run), ["job", "chain:a"])
+    assert first == derive_job_id(str(run)) == find_job_id(str(run), ["job", "chain:a"])
 
 
 def test_the_tag_of_a_run_wins_over_what_would_be_derived() -> None:
-    assert job_id_of(RUN, ["mine", "job-00000000000a", "job"]) == "job-00000000000a"
+    assert find_job_id(RUN, ["mine", "job-00000000000a", "job"]) == "job-00000000000a"
     assert job_tags(RUN, ["job-00000000000a"]) == {"job", "job-00000000000a"}
     assert job_tags(RUN, ["mine"]) == {"job", "mine", "job-5e6f70819203"} == job_tags(RUN, job_tags(RUN, ["mine"]))
 
@@ -57,8 +57,8 @@ def test_tags_that_say_what_a_run_is_are_reserved() -> None:
 
 
 def test_a_retried_job_continues_the_run_of_its_tag() -> None:
-    assert continued_run(["job", f"continues:{RUN}", "mine"]) == RUN
-    assert continued_run(["job", "mine"]) == ""
+    assert find_continued_run(["job", f"continues:{RUN}", "mine"]) == RUN
+    assert find_continued_run(["job", "mine"]) == ""
 
 
 def test_the_facts_of_a_job_are_in_any_of_its_spellings() -> None:

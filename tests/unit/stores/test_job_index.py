@@ -25,9 +25,9 @@ from trainyard.stores.live.job_index import (
     READERS,
     JobIndex,
     JobQuery,
-    place_of,
     read_cursor,
     remove_database,
+    sort_key,
     write_cursor,
 )
 
@@ -107,7 +107,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(query=queries)
     def select(self, query: JobQuery) -> None:
         expected_rows = sorted(
-            (job_row for _, job_row in self.rows.values() if query.accepts(job_row)), key=place_of, reverse=True
+            (job_row for _, job_row in self.rows.values() if query.accepts(job_row)), key=sort_key, reverse=True
         )
         page = self.index.select(query)
         assert page.rows == expected_rows[: query.limit]
@@ -130,7 +130,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.open_runs() == {
             name for name, (_, job_row) in self.rows.items() if job_row["state"] not in ENDED
         }
-        assert self.index.rows_of(RUNS) == {name: job_row for name, (_, job_row) in self.rows.items()}
+        assert self.index.read_rows(RUNS) == {name: job_row for name, (_, job_row) in self.rows.items()}
 
 
 TestIndexMachine = IndexMachine.TestCase
@@ -186,7 +186,7 @@ def test_a_later_look_is_not_undone_by_a_slower_one(index: JobIndex) -> None:
     index.put([row(1, state=JobState.CANCELED)], 5.0)
     assert index.put([row(1, state=JobState.RUNNING)], 4.0) == 0
     index.remove([RUNS[1]], 4.0)
-    assert index.rows_of(RUNS)[RUNS[1]]["state"] is JobState.CANCELED
+    assert index.read_rows(RUNS)[RUNS[1]]["state"] is JobState.CANCELED
 
 
 def test_equal_rows_change_nothing(index: JobIndex) -> None:

@@ -17,7 +17,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
-from trainyard.stores.metrics import StageMeasures, TrainingPace, in_time, metrics, read_curve, read_progress
+from trainyard.stores.metrics import StageMeasures, TrainingPace, format_duration, metrics, read_curve, read_progress
 
 
 def record(job_id: str, **fields: Any) -> JobRecord:
@@ -86,7 +86,7 @@ def test_pauses_and_a_clock_that_jumps_back_are_no_working_time(tmp_path: Path) 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (90, "2 min"), (7500, "2 h 5 min")])
 def test_a_time_is_put_into_words(seconds: float, text: str) -> None:
-    assert in_time(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_the_time_that_is_left_is_that_of_the_mean_pace() -> None:

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.unit.stores.marking import HandClock, marker, notes, open_markers, owner
 from trainyard.errors import Conflict
 from trainyard.stores.markers.local import LocalMarkers
-from trainyard.stores.markers.records import LEASE_S, Claim, MarkerState, MarkerStore, this_owner
+from trainyard.stores.markers.records import LEASE_S, Claim, MarkerState, MarkerStore, find_owner
 from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.local import FolderStore
 from trainyard.testing.object_server import ObjectServer
@@ -223,9 +223,9 @@ from pathlib import Path
 from tests.unit.stores.marking import marker
 from trainyard.errors import Conflict
 from trainyard.stores.markers.local import LocalMarkers
-from trainyard.stores.markers.records import this_owner
+from trainyard.stores.markers.records import find_owner
 markers = LocalMarkers(Path(sys.argv[1]), lease_s=0.3)
-claim = markers.claim(marker(), this_owner())
+claim = markers.claim(marker(), find_owner())
 print("claimed", flush=True)
 sys.stdin.readline()
 for effect in (lambda: markers.verify(claim), lambda: markers.complete(claim, {}), lambda: markers.heartbeat(claim)):
@@ -244,9 +244,9 @@ def test_a_worker_that_was_stopped_beyond_its_lease_can_do_nothing_when_it_wakes
         assert sleeper.stdout is not None
         assert sleeper.stdout.readline() == "claimed\n"
         sleeper.send_signal(signal.SIGSTOP)
-        assert markers.claim(marker(), this_owner()) is None
+        assert markers.claim(marker(), find_owner()) is None
         time.sleep(0.35)
-        claim = markers.claim(marker(), this_owner())
+        claim = markers.claim(marker(), find_owner())
         sleeper.send_signal(signal.SIGCONT)
         output, _ = sleeper.communicate("go on\n", timeout=120)
     assert output.split() == ["E-MARKER-LOST"] * 3

@@ -16,7 +16,7 @@ import pytest
 from tests.unit.stores.marking import HandClock, marker, open_markers, owner
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.stores.markers.local import LocalMarkers
-from trainyard.stores.markers.records import LEASE_S, POINTS, MarkerState, MarkerStore, Owner, owner_alive, this_owner
+from trainyard.stores.markers.records import LEASE_S, POINTS, MarkerState, MarkerStore, Owner, find_owner, owner_alive
 from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.local import FolderStore
@@ -122,7 +122,7 @@ def test_a_dead_process_of_this_machine_is_replaced_at_once(markers: MarkerStore
     markers.publish(marker())
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    me = this_owner()
+    me = find_owner()
     assert markers.claim(marker(), replace(me, pid=dead.pid)) is not None
     assert len(markers.expired()) == 1
     claim = markers.claim(marker(), me)
@@ -135,7 +135,7 @@ def test_a_dead_process_of_this_machine_is_replaced_at_once(markers: MarkerStore
 
 def test_no_clock_change_ends_a_lease_on_the_owners_machine(markers: MarkerStore, clock: HandClock) -> None:
     markers.publish(marker())
-    assert markers.claim(marker(), this_owner()) is not None
+    assert markers.claim(marker(), find_owner()) is not None
     clock.time += 10 * LEASE_S
     assert markers.expired() == []
     clock.time -= 20 * LEASE_S
@@ -144,7 +144,7 @@ def test_no_clock_change_ends_a_lease_on_the_owners_machine(markers: MarkerStore
 
 
 def test_who_is_alive() -> None:
-    me = this_owner()
+    me = find_owner()
     assert owner_alive(me) is True
     assert owner_alive(replace(me, create_time="another boot/1")) is False
     assert owner_alive(replace(me, boot_id="another")) is False
@@ -280,11 +280,11 @@ PROGRAM = """
 import sys
 from tests.unit.stores.marking import marker, open_markers
 from trainyard.compute.child import faultpoint
-from trainyard.stores.markers.records import this_owner
+from trainyard.stores.markers.records import find_owner
 markers = open_markers(sys.argv[1], faultpoint)
 markers.publish(marker())
 for one in markers.pending() + [claim.marker for claim in markers.expired()]:
-    claim = markers.claim(one, this_owner())
+    claim = markers.claim(one, find_owner())
     markers.complete(markers.verify(claim), {"version": "v1"})
 """
 

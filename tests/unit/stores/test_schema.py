@@ -23,7 +23,7 @@ from trainyard.stores.files import RealFiles
 from trainyard.stores.jobs import JobStore
 from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.objects.local import FolderStore
-from trainyard.stores.schema import KEY, KINDS, EarlierFiles, earlier_files, read_versioned, versioned
+from trainyard.stores.schema import KEY, KINDS, EarlierFiles, add_version, earlier_files, read_versioned
 
 RESULT = RunResult(run_id="r", name="n", chain="c", digest="d", state=JobState.COMPLETED, message="")
 ENTRY = Entry(key=DocumentKey(content_sha256(b"a"), "notes", "v1"), name="a.md", status="done")
@@ -158,5 +158,5 @@ def test_what_is_no_mapping_has_no_version(data: bytes, why: str) -> None:
 
 
 def test_a_version_is_not_part_of_the_value() -> None:
-    stored = versioned("job", {"id": "one"})
+    stored = add_version("job", {"id": "one"})
     assert read_versioned("job", json.dumps(stored).encode(), "one.json") == {"id": "one"}

@@ -15,8 +15,8 @@ from trainyard.stores.secret_files import (
     OWN_STRING,
     LoginFile,
     TokenFile,
-    digest_of,
     forgery_token,
+    hash_secret,
     logins_file,
     tokens_file,
 )
@@ -60,7 +60,7 @@ def test_a_token_expires_and_gives_its_name_free(tokens: TokenFile) -> None:
     token = tokens.create("ci", "run", "", 1, now=1_000.0)
     assert tokens.find(token, now=1_000.0 + DAY_S - 1) is not None
     assert tokens.find(token, now=1_000.0 + DAY_S) is None
-    assert tokens.find_by_id(digest_of(token)) is None
+    assert tokens.find_by_id(hash_secret(token)) is None
     tokens.create("ci", "read", "", 1)
     assert [token.scope for token in tokens.list()] == ["read"]
 

@@ -19,8 +19,8 @@ MIB = 1 << 20
 HOLD = """
 import sys
 from pathlib import Path
-from trainyard.stores.processes import claimed_file, claimed_folder
-with claimed_file(Path(sys.argv[1])) as file, claimed_folder(Path(sys.argv[2])):
+from trainyard.stores.processes import claim_file, claim_folder
+with claim_file(Path(sys.argv[1])) as file, claim_folder(Path(sys.argv[2])):
     file.write(b"half")
     file.flush()
     print("locked", flush=True)

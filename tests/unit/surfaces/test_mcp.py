@@ -22,7 +22,7 @@ from tests.answering import answering
 from tests.selection import slow
 from trainyard.app.context import OWNER, Caller
 from trainyard.operations.table import OPERATIONS, Scope
-from trainyard.surfaces.invocation import SCOPES, implementation_of
+from trainyard.surfaces.invocation import SCOPES, load_implementation
 from trainyard.surfaces.mcp.calls import NAMES, list_tools, tool_name
 
 pytestmark = pytest.mark.integration
@@ -72,7 +72,7 @@ def text_of(result: types.CallToolResult) -> str:
 
 
 def response_schema(tool: str) -> dict[str, Any]:
-    response = get_type_hints(implementation_of(NAMES[tool]))["return"]
+    response = get_type_hints(load_implementation(NAMES[tool]))["return"]
     return TypeAdapter(response).json_schema(mode="serialization")
 
 

@@ -22,7 +22,7 @@ from tests.answering import answering
 from tests.session_sequence import START, VERBS, sequence_over
 from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
 from trainyard import connect
-from trainyard.app.access.audit import log_of
+from trainyard.app.access.audit import open_log
 from trainyard.settings import settings
 from trainyard.surfaces.bodies import TENSORS_TYPE
 from trainyard.tracing import new_traceparent, trace_id
@@ -141,7 +141,7 @@ def in_process(session: HostedSession, out: Path) -> dict[str, Any]:
 
 
 def audited(session: HostedSession) -> list[dict[str, Any]]:
-    lines = [line for line in log_of(session.settings.home).lines() if line["phase"] == "ended"]
+    lines = [line for line in open_log(session.settings.home).lines() if line["phase"] == "ended"]
     return [line for line in lines if line["targets"].get("session") == session.record.id]
 
 

@@ -12,12 +12,12 @@ import pytest
 from tools.docs.pages import pages
 from trainyard import aio, connect, here
 from trainyard.app.context import OWNER
-from trainyard.operations.table import OPERATIONS, route_of
+from trainyard.operations.table import OPERATIONS, find_route
 from trainyard.surfaces.cli.main import app
 from trainyard.surfaces.mcp.calls import NAMES, list_tools, tool_name
 from trainyard.surfaces.rest.openapi import SERVICE_ROUTES, openapi_document
 from trainyard.surfaces.rest.routes import operation_id
-from trainyard.surfaces.sdk.surface import Surface, attribute_of, words_after
+from trainyard.surfaces.sdk.surface import Surface, attribute_name, list_words
 
 OF_EVERY_COMMAND = {"as_json"}
 HEADERS = {"If-Match": "if_match", "Idempotency-Key": None}
@@ -37,9 +37,9 @@ def commands(group: click.Group, context: click.Context, before: str = "") -> It
 
 def methods(surface: Surface, word: str = "") -> Iterator[tuple[str, Surface]]:
     """(operation, its method) of a surface."""
-    for next_word in words_after(word):
+    for next_word in list_words(word):
         name = f"{word} {next_word}".strip()
-        below = getattr(surface, attribute_of(next_word))
+        below = getattr(surface, attribute_name(next_word))
         if name in OPERATIONS:
             yield name, below
         yield from methods(below, name)
@@ -84,7 +84,7 @@ def test_all_surfaces_and_the_docs_have_the_same_operations(document: Json) -> N
     routes = pages()["routes.md"]
     for name in names:
         assert f"trainyard {name}" in text, name
-        method, path = route_of(name)
+        method, path = find_route(name)
         assert path in routes, (method, path)
 
 

@@ -10,7 +10,7 @@ from trainyard.app.jobs.jobs import JobMetrics, TrainingCurve
 from trainyard.app.run_records import NodeResult, NodeState, RunResult
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.operations.jobs import metrics_text
-from trainyard.operations.tables import print_error, table
+from trainyard.operations.tables import format_table, print_error
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
 from trainyard.surfaces.cli.command import render
@@ -98,7 +98,7 @@ def test_brackets_in_a_message_are_text() -> None:
 
 
 def test_columns_line_up() -> None:
-    assert table([("a", "1"), ("long", "22")], ("name", "n")) == "name  n\na     1\nlong  22"
+    assert format_table([("a", "1"), ("long", "22")], ("name", "n")) == "name  n\na     1\nlong  22"
 
 
 def test_a_run_is_a_table_and_a_verdict() -> None:

@@ -15,7 +15,7 @@ from trainyard.errors import NotFound
 from trainyard.night import claim, phases, worker
 from trainyard.surfaces.cli.main import app
 from trainyard.testing.nights.campaign import NightCampaign
-from trainyard.testing.nights.injected_bugs import INJECTED_BUGS, campaign_of, simulate
+from trainyard.testing.nights.injected_bugs import INJECTED_BUGS, run_campaign, simulate
 
 FOUND_SOON = ("ledger-before-graph", "two-nights-at-once", "trains-on-live-corpus", "device-not-measured")
 LATER = tuple(bug for bug in FOUND_SOON if bug != "two-nights-at-once")
@@ -23,7 +23,7 @@ LATER = tuple(bug for bug in FOUND_SOON if bug != "two-nights-at-once")
 
 
 def test_the_same_seed_gives_the_same_nights() -> None:
-    first, second = campaign_of(5), campaign_of(5)
+    first, second = run_campaign(5), run_campaign(5)
     assert [report.model_dump() for report in first.reports] == [report.model_dump() for report in second.reports]
     assert first.checked == second.checked > 0
 
@@ -40,7 +40,7 @@ def test_markers_in_folders_and_in_object_stores_take_turns() -> None:
 
 
 def test_workers_elsewhere_end_what_a_night_only_waits_for() -> None:
-    remote = next(campaign for campaign in map(campaign_of, range(20)) if campaign.remote)
+    remote = next(campaign for campaign in map(run_campaign, range(20)) if campaign.remote)
     assert remote.violations == []
     assert {str(state) for state in remote.markers().states().values()} <= {"completed", "failed"}
     assert [
@@ -57,18 +57,18 @@ def test_no_invariant_is_violated() -> None:
 
 def test_a_version_that_another_process_found_survives_a_power_cut() -> None:
     """In this campaign a process dies between a manifest's rename and the flush of its folder; then power is lost."""
-    assert campaign_of(2_000_031).violations == []
+    assert run_campaign(2_000_031).violations == []
 
 
 def test_a_version_survives_a_failed_call_and_two_power_cuts() -> None:
     """In this campaign a published version was lost while its marker was completed and the live pointer named it."""
-    assert campaign_of(326_001_529).violations == []
+    assert run_campaign(326_001_529).violations == []
 
 
 def test_a_part_that_only_the_graph_knows_is_taken_away_when_its_file_has_it_no_more() -> None:
     """In this campaign a short document grows to three parts, the process dies between the graph and the ledger, and
     the document is short again before the next night."""
-    assert campaign_of(2_027_007_002).violations == []
+    assert run_campaign(2_027_007_002).violations == []
 
 
 @pytest.mark.parametrize(

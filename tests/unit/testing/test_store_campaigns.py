@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.selection import by_default
-from trainyard.testing.store_faults import INJECTED_BUGS, campaign_of, simulate
+from trainyard.testing.store_faults import INJECTED_BUGS, run_campaign, simulate
 
 pytestmark = pytest.mark.integration
 
@@ -16,7 +16,7 @@ SOON = ("no-fsync", "no-folder-fsync", "moved-not-flushed")
 
 
 def test_the_same_seed_gives_the_same_campaign() -> None:
-    first, second = campaign_of(3), campaign_of(3)
+    first, second = run_campaign(3), run_campaign(3)
     assert first.disk.snapshot() == second.disk.snapshot()
     assert first.checked == second.checked > 0
 

@@ -19,7 +19,7 @@ from trainyard.errors import LimitExceeded
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.estimate.cascade import choose
-from trainyard.spec.estimate.memory import CHUNKED_ABOVE, GIB, LOGITS_PER_CHUNK, memory_of
+from trainyard.spec.estimate.memory import CHUNKED_ABOVE, GIB, LOGITS_PER_CHUNK, estimate_memory
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.model import head
@@ -96,7 +96,7 @@ def estimated(settings: dict[str, Any]) -> int:
             "gradient_checkpointing": settings["checkpointing"],
         },
     )
-    return memory_of(shape, config, Device.CPU).total
+    return estimate_memory(shape, config, Device.CPU).total
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_estimate_is_near_what_cuda_allocated() -> None:
     config = native(
         method={"type": "lora", "rank": 16}, engine={"head": "full", "batching": "padded"}, hyperparameters=hyper
     )
-    estimate = memory_of(shape, config, Device.CUDA)
+    estimate = estimate_memory(shape, config, Device.CUDA)
     assert estimate.total - estimate.context - estimate.fragments == pytest.approx(allocated, rel=0.2)
 
 

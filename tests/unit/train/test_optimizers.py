@@ -30,11 +30,11 @@ from trainyard.train.optimizers import (
     availability,
     available,
     build,
+    iterate_parameters,
     make_optimizer,
-    on_eval,
-    on_train,
-    parameters_of,
     split_blocks,
+    switch_to_eval,
+    switch_to_train,
 )
 from trainyard.train.schedules import LearningRate
 
@@ -103,7 +103,7 @@ def test_it_finds_the_bottom_of_a_bowl(name: Optimizer) -> None:
     start = height(named).item()
     optimizer = make_optimizer(groups_of(named, QUADRATIC_RATES.get(name, 0.05)), config(name))
     descend(optimizer, LearningRate(optimizer, config(name), STEPS), lambda: height(named), STEPS)
-    on_eval(optimizer)
+    switch_to_eval(optimizer)
     assert height(named).item() < 1e-3 * start
 
 
@@ -156,7 +156,7 @@ def trained_loss(name: Optimizer) -> tuple[float, float]:
 
     first = loss().item()
     descend(optimizer, LearningRate(optimizer, config(name), 30), loss, 30)
-    on_eval(optimizer)
+    switch_to_eval(optimizer)
     return first, loss().item()
 
 
@@ -234,8 +234,8 @@ def test_blocks_are_told_by_their_number() -> None:
     named = {name: torch.nn.Parameter(torch.zeros(2) if "norm" in name else torch.zeros(2, 2)) for name in names}
     group: Group = {"params": list(named.values()), "names": names, "lr": 0.1, "weight_decay": 0.0}
     matrices, vectors = split_blocks([group])
-    assert [id(value) for value in parameters_of(matrices)] == [id(named[name]) for name in names[1:4]]
-    assert len(list(parameters_of(vectors))) == 4
+    assert [id(value) for value in iterate_parameters(matrices)] == [id(named[name]) for name in names[1:4]]
+    assert len(list(iterate_parameters(vectors))) == 4
     assert matrices[0]["lr"] == 0.1
     assert split_blocks([{**group, "params": [named[names[0]]], "names": names[:1]}])[0] == []
 
@@ -321,11 +321,11 @@ def test_a_look_at_schedule_free_weights_leaves_no_trace() -> None:
             descend(optimizer, schedule, partial(height, named), 10)
             if named is looked:
                 trainable = {key: value.detach().clone() for key, value in named.items()}
-                on_eval(optimizer)
-                on_eval(optimizer)
+                switch_to_eval(optimizer)
+                switch_to_eval(optimizer)
                 assert all(not torch.equal(named[key], trainable[key]) for key in named)
-                on_train(optimizer)
-                on_train(optimizer)
+                switch_to_train(optimizer)
+                switch_to_train(optimizer)
     assert all(torch.equal(looked[key], straight[key]) for key in straight)
 
 
@@ -335,14 +335,14 @@ def test_a_schedule_free_state_saved_during_a_look_trains_on() -> None:
     settings = config(Optimizer.SCHEDULE_FREE_ADAMW)
     optimizer = make_optimizer(groups_of(named, 0.05), settings)
     descend(optimizer, LearningRate(optimizer, settings, 30), lambda: height(named), 5)
-    on_eval(optimizer)
+    switch_to_eval(optimizer)
     state = through_a_checkpoint(optimizer.state_dict())
     resumed = {key: torch.nn.Parameter(value.detach().clone()) for key, value in named.items()}
     second = make_optimizer(groups_of(resumed, 0.05), settings)
     second.load_state_dict(state)
-    on_eval(second)
-    on_train(second)
-    on_train(optimizer)
+    switch_to_eval(second)
+    switch_to_train(second)
+    switch_to_train(optimizer)
     for key in named:
         torch.testing.assert_close(resumed[key], named[key])
     height(resumed).backward()

@@ -23,11 +23,11 @@ from trainyard.train.quantization import (
     convert,
     load_config,
     probe,
+    read_stored_config,
     require,
     require_fitting_base,
-    stored_config,
 )
-from trainyard.train.quantization_roundtrip import NOT_RUN, line, round_trip, table
+from trainyard.train.quantization_roundtrip import NOT_RUN, build_line, build_table, round_trip
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 HERE = [Quantization.NF4, Quantization.FP4, Quantization.INT8]
@@ -36,7 +36,7 @@ TABLE_ROW = re.compile(r"^\| `\w+` \| \w+ \|.*$", re.MULTILINE)
 
 
 def load_in(format: Quantization, folder: Path) -> Any:
-    config = load_config(format, CPU, stored_config(str(folder)))
+    config = load_config(format, CPU, read_stored_config(str(folder)))
     options = {"quantization_config": config, "dtype": torch.float32, "device_map": {"": CPU}}
     model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **options)
     convert(model, format, CPU)
@@ -52,14 +52,16 @@ def test_the_manual_carries_the_table_of_this_run() -> None:
     assert len(written) == len(Quantization)
     for row, format in zip(written, Quantization, strict=True):
         if round_trip(format) is None:
-            facts = line(format).partition(NOT_RUN)[0]
+            facts = build_line(format).partition(NOT_RUN)[0]
             assert row.startswith(facts), f"run trainyard.train.quantization_roundtrip and take {format.value}"
         else:
-            assert row == line(format), f"run python -m trainyard.train.quantization_roundtrip and take {format.value}"
+            assert row == build_line(format), (
+                f"run python -m trainyard.train.quantization_roundtrip and take {format.value}"
+            )
 
 
 def test_the_table_has_a_line_for_each_format() -> None:
-    assert len(table()) == 2 + len(Quantization)
+    assert len(build_table()) == 2 + len(Quantization)
 
 
 # Refusals
@@ -115,9 +117,9 @@ def test_a_base_that_somebody_quantised_goes_with_its_own_format_only() -> None:
 
 
 def test_a_base_that_was_saved_quantised_is_not_quantised_again(tiny_model: Path, tmp_path: Path) -> None:
-    assert stored_config(str(tiny_model)) is None
+    assert read_stored_config(str(tiny_model)) is None
     load_in(Quantization.NF4, tiny_model).save_pretrained(tmp_path)
-    stored = stored_config(str(tmp_path))
+    stored = read_stored_config(str(tmp_path))
     assert stored is not None
     with pytest.raises(InvalidInput, match="stored in bitsandbytes"):
         load_config(Quantization.NF4, CPU, stored)

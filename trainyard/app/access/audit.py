@@ -42,7 +42,7 @@ LOGS: dict[Path, AuditLog] = {}
 """One for each home of this process, which remembers when it flushed."""
 
 
-def log_of(home: Path) -> AuditLog:
+def open_log(home: Path) -> AuditLog:
     if home not in LOGS:
         LOGS.setdefault(home, AuditLog(home / "audit"))
     return LOGS[home]
@@ -78,7 +78,7 @@ class AuditEntry:
     def begin(self) -> None:
         """Say that it begins, for a caller over a network. Raises on the disk: then nothing may be done."""
         if self.context.caller.remote:
-            log_of(self.context.settings.home).append(self.line("begun"), flush=self.is_admins)
+            open_log(self.context.settings.home).append(self.line("begun"), flush=self.is_admins)
 
     def end(self, response: object = None, error: BaseException | None = None, ended: float | None = None) -> None:
         """Say how it ended, and when (default: now). It has happened: a log that cannot be written is reported and
@@ -97,10 +97,10 @@ class AuditEntry:
             "outcome": outcome,
             "code": error.code if isinstance(error, TrainyardError) else type(error).__name__ if error else "",
             "seconds": round((time.time() if ended is None else ended) - self.start_time, 3),
-            "targets": targets_of(self.request, REQUEST_TARGETS) | targets_of(response, RESPONSE_TARGETS),
+            "targets": read_targets(self.request, REQUEST_TARGETS) | read_targets(response, RESPONSE_TARGETS),
         }
         try:
-            log_of(self.context.settings.home).append(self.line("ended") | more, flush=self.is_admins)
+            open_log(self.context.settings.home).append(self.line("ended") | more, flush=self.is_admins)
         except (OSError, TrainyardError) as problem:
             logging.getLogger(__name__).error("%s", problem)
             self.context.say(f"{self.operation} is not in the audit log: {problem}")
@@ -121,21 +121,21 @@ def record_event(settings: Settings, event: str, caller: str, trace: str, error:
         "surface": "rest", "operation": event, "request": "", "fields": {}, "trace": cut(trace),
         "outcome": "denied" if error else "done", "code": error.code if error else "", "seconds": 0.0, "targets": {},
     }  # fmt: skip
-    log_of(settings.home).append(line)
+    open_log(settings.home).append(line)
 
 
 def has_content(home: Path) -> bool:
     return home.is_dir() and next(home.iterdir(), None) is not None
 
 
-def targets_of(value: object, names: tuple[str, ...]) -> dict[str, str]:
+def read_targets(value: object, names: tuple[str, ...]) -> dict[str, str]:
     kind: object = type(value)
-    targets = {name: getattr(value, name, None) for name in attributes_in(kind, names)}
+    targets = {name: getattr(value, name, None) for name in select_attributes(kind, names)}
     return {name: cut(str(value)) for name, value in targets.items() if isinstance(value, str | Path) and value != ""}
 
 
 @cache
-def attributes_in(kind: type, names: tuple[str, ...]) -> tuple[str, ...]:
+def select_attributes(kind: type, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return those of the names that objects of a class have: pydantic takes long to say that it has none of a name."""
     fields = kind.model_fields if issubclass(kind, BaseModel) else {}
     return tuple(name for name in names if name in fields or hasattr(kind, name))
@@ -145,7 +145,7 @@ Outcome = Literal["done", "failed", "denied", "stopped", "unfinished"]
 
 
 class AuditRow(Response):
-    """One call of an operation that changes something."""
+    """A call of an operation that changes something."""
 
     id: str
     time: float
@@ -191,13 +191,13 @@ def list_audit(request: AuditInput, context: Context) -> AuditRows:
     }
     filters = {name: value for name, value in fields.items() if value is not None}
     entries = (
-        AuditRow.model_validate(row) for row in rows_of(log_of(context.settings.home).lines(newest_first=True))
+        AuditRow.model_validate(row) for row in merge_phases(open_log(context.settings.home).lines(newest_first=True))
         if row["time"] >= since and all(row[name] == value for name, value in filters.items())
     )  # fmt: skip
     return AuditRows(entries=tuple(islice(entries, request.limit)))
 
 
-def rows_of(lines: Iterator[JsonObject]) -> Iterator[JsonObject]:
+def merge_phases(lines: Iterator[JsonObject]) -> Iterator[JsonObject]:
     """Yield one row for each call, from lines that begin with the newest: its last line, or its first if it has no
     last.
     """

@@ -72,7 +72,7 @@ class Guard:
         """
         self.app, self.worded = app, worded
         self.origins = frozenset(origins)
-        called = {name_of(urlsplit(origin).netloc) for origin in self.origins}
+        called = {parse_host_name(urlsplit(origin).netloc) for origin in self.origins}
         self.names = LOOPBACK_NAMES | called | {name.lower() for name in names}
         self.types, self.headers, self.takes_forms = tuple(types), tuple(headers), takes_forms
 
@@ -90,20 +90,20 @@ class Guard:
     def refusal(self, scope: Scope) -> Refusal | None:
         """Return why a request is not passed on; None if it is."""
         headers = Headers(scope)
-        host = headers.only("host")
-        if host is None or name_of(host) not in self.names:
+        host = headers.get_single("host")
+        if host is None or parse_host_name(host) not in self.names:
             return Refusal(
                 400, "E-REQUEST-REFUSED", "This server is not called so. Open it as 127.0.0.1, or add the name."
             )
         if headers.has("origin"):
-            origin = headers.only("origin")
+            origin = headers.get_single("origin")
             if origin not in self.origins and origin != f"{read_scheme(scope)}://{host.lower()}":
                 return Refusal(403, "E-REQUEST-REFUSED", "A page of another origin may not speak with this server.")
-        elif headers.only("sec-fetch-site") in ("cross-site", "same-site") and not follows_link(scope, headers):
+        elif headers.get_single("sec-fetch-site") in ("cross-site", "same-site") and not follows_link(scope, headers):
             return Refusal(403, "E-REQUEST-REFUSED", "A page of another site may not load this.")
-        has_body = headers.has("transfer-encoding") or headers.only("content-length") not in (None, "0")
+        has_body = headers.has("transfer-encoding") or headers.get_single("content-length") not in (None, "0")
         if scope["type"] == "http" and scope["method"] not in READING and has_body:
-            content_type = (headers.only("content-type") or "").partition(";")[0].strip().lower()
+            content_type = (headers.get_single("content-type") or "").partition(";")[0].strip().lower()
             is_form = content_type == FORM_TYPE and self.takes_forms(scope["path"]) and headers.has("authorization")
             if content_type not in self.types and not is_form:
                 allowed_types = " or ".join(self.types)
@@ -136,12 +136,12 @@ class Headers:
     def has(self, name: str) -> bool:
         return name.encode() in self.rows
 
-    def only(self, name: str) -> str | None:
+    def get_single(self, name: str) -> str | None:
         value = self.rows.get(name.encode())
         return value.decode("latin-1") if value is not None else None
 
 
-def name_of(host: str) -> str:
+def parse_host_name(host: str) -> str:
     """Return the name in a Host header, without its port: `[::1]:4200` is `[::1]`."""
     name, colon, port = host.lower().rpartition(":")
     return name if colon and port.isdecimal() else host.lower()
@@ -154,7 +154,7 @@ def read_scheme(scope: Scope) -> str:
 
 def follows_link(scope: Scope, headers: Headers) -> bool:
     """Return whether a browser opens a page because a link was followed: the other page is gone then."""
-    opens = headers.only("sec-fetch-mode") == "navigate" and headers.only("sec-fetch-dest") == "document"
+    opens = headers.get_single("sec-fetch-mode") == "navigate" and headers.get_single("sec-fetch-dest") == "document"
     return opens and scope.get("method") == "GET"
 
 

@@ -1,4 +1,4 @@
-"""How often a caller may ask: a bucket of requests for each, places for those that are being answered, and a pause for
+"""Rate limits of callers: a bucket of requests for each, places for those that are being answered, and a pause for
 who sends wrong credentials.
 
 A token has 256 random bits, so guessing one is hopeless at any speed, and no wrong one counts. The home's own string
@@ -93,22 +93,22 @@ class OpenRequests:
 
 @dataclass
 class WrongCredentials:
-    """When addresses sent wrong credentials."""
+    """Times at which addresses sent wrong credentials."""
 
     most: int = 10
     now: Callable[[], float] = time.monotonic
     failures: OrderedDict[str, deque[float]] = field(default_factory=OrderedDict)
 
     def note(self, address: str) -> None:
-        times = self.failures.pop(network_of(address), deque(maxlen=self.most))
+        times = self.failures.pop(find_network(address), deque(maxlen=self.most))
         times.append(self.now())
-        self.failures[network_of(address)] = times
+        self.failures[find_network(address)] = times
         if len(self.failures) > MAX_KNOWN:
             self.failures.popitem(last=False)
 
     def require_patience(self, address: str) -> None:
         """Raises `TooMany` (`E-RATE`) for an address that sent too many of late."""
-        times = list(self.failures.get(network_of(address), ()))
+        times = list(self.failures.get(find_network(address), ()))
         if len(times) == self.most and (left := times[0] + WRONG_S - self.now()) > 0:
             raise TooMany(f"{self.most} wrong credentials came from this address within {WRONG_S:g} s.", left)
 
@@ -129,7 +129,7 @@ def reserve_heavy_slot(most: int) -> Iterator[None]:
         semaphore.release()
 
 
-def network_of(address: str) -> str:
+def find_network(address: str) -> str:
     """Return the address itself; of IPv6 the first 64 bits, of which one customer has all others."""
     try:
         ip = ipaddress.ip_address(address)

@@ -1,4 +1,4 @@
-"""One application on two kinds of sockets: loopback without TLS, the other addresses with it.
+"""Server of one application on two kinds of sockets: loopback without TLS, the other addresses with it.
 
 Both servers run in one event loop, so that the application has one state; the loopback one gets the signals and runs
 the application's start and end.
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from trainyard.app.access.guard import JSON_TYPE, RefusalBody, send_answer
-from trainyard.app.exposure import Certificate, Exposure, addresses_of
+from trainyard.app.exposure import Certificate, Exposure, resolve_addresses
 from trainyard.serve.listening import bind, is_loopback
 
 NOT_THE_PROXY = RefusalBody(b'{"code": "E-REQUEST-REFUSED", "detail": "Use the proxy of this server."}', JSON_TYPE)
@@ -55,7 +55,7 @@ def bind_exposed(exposure: Exposure, port: int) -> list[socket.socket]:
     """Sockets beyond loopback, on the port of the loopback one. Raises what `bind` raises, and leaves none open."""
     bound: list[socket.socket] = []
     try:
-        for address in addresses_of(exposure.host) if exposure.beyond_loopback else ():
+        for address in resolve_addresses(exposure.host) if exposure.beyond_loopback else ():
             bound.append(bind(address, port))
     except BaseException:
         for listener in bound:
@@ -78,7 +78,7 @@ def run_servers(
     second = SecondServer(copy_config(first.config, lifespan="off", **tls))
     second_sockets = list(exposed)
 
-    async def both() -> None:
+    async def serve_both() -> None:
         running = asyncio.create_task(second.serve(sockets=second_sockets))
         try:
             await first.serve(sockets=sockets)
@@ -87,7 +87,7 @@ def run_servers(
             await running
 
     with asyncio.Runner(loop_factory=first.config.get_loop_factory()) as runner:
-        runner.run(both())
+        runner.run(serve_both())
 
 
 def copy_config(config: uvicorn.Config, **changed: object) -> uvicorn.Config:

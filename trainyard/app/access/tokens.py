@@ -14,7 +14,7 @@ from trainyard.stores.secret_files import TokenFile, TokenRecord
 
 
 class Token(Response):
-    """What a token allows; not the token."""
+    """Permissions of a token, without the token itself."""
 
     name: str
     scope: Scope
@@ -35,7 +35,7 @@ class TokenList(Response):
     tokens: tuple[Token, ...]
 
 
-def facts_of(record: TokenRecord) -> dict[str, object]:
+def describe_token(record: TokenRecord) -> dict[str, object]:
     return {
         "name": record.name,
         "scope": Scope(record.scope),
@@ -52,12 +52,12 @@ def create_token(request: CreateTokenInput, context: Context) -> NewToken:
     token = tokens.create(request.name, request.scope, request.tenant or "", request.days)
     entry = tokens.find(token)
     assert entry is not None
-    return NewToken.model_validate({**facts_of(entry), "token": token})
+    return NewToken.model_validate({**describe_token(entry), "token": token})
 
 
 def list_tokens(request: Nothing, context: Context) -> TokenList:
     entries = TokenFile(context.settings.home).list()
-    return TokenList(tokens=tuple(Token.model_validate(facts_of(entry)) for entry in entries))
+    return TokenList(tokens=tuple(Token.model_validate(describe_token(entry)) for entry in entries))
 
 
 def revoke_token(request: RevokeTokenInput, context: Context) -> Token:
@@ -68,4 +68,4 @@ def revoke_token(request: RevokeTokenInput, context: Context) -> Token:
             do="Revoke it with another token, or on the machine.", code="E-CONFLICT",
         )  # fmt: skip
     entry = TokenFile(context.settings.home).revoke(request.name)
-    return Token.model_validate({**facts_of(entry), "valid": False})
+    return Token.model_validate({**describe_token(entry), "valid": False})

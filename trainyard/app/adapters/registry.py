@@ -20,7 +20,7 @@ from trainyard.operations.adapters import AdapterName, AdaptersInput, ConvertInp
 from trainyard.serve.card import write_card
 from trainyard.serve.conversion.adapters import CONFIG_FILE
 from trainyard.serve.conversion.architectures import Layout
-from trainyard.serve.conversion.between import TOKENIZER_FOLDER, convert, layout_of
+from trainyard.serve.conversion.between import TOKENIZER_FOLDER, convert, detect_layout
 from trainyard.serve.deploy import DeployRequest, check_files, describe, find_base, refuse, register, summarize
 from trainyard.serve.embedded import find_running
 from trainyard.serve.trial import try_adapter_folder
@@ -29,7 +29,7 @@ from trainyard.serve.versions.promotion import parse_target, roll_out_version
 from trainyard.settings import Settings
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
-from trainyard.stores.adapters import CARD_FILE, RUN, AdapterRegistry, AdapterVersion, checked, parse_name
+from trainyard.stores.adapters import CARD_FILE, RUN, AdapterRegistry, AdapterVersion, check_name, parse_name
 from trainyard.stores.models import TOKENIZER_FILES, resolve_model
 
 TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -62,7 +62,7 @@ def list_adapters(request: AdaptersInput, context: Context) -> AdapterRows:
     )
 
 
-def registry_of(context: Context, name: str) -> AdapterRegistry:
+def open_registry(context: Context, name: str) -> AdapterRegistry:
     """Return the registry in which a caller may look a name up: for the name of another tenant, one without any
     version.
     """
@@ -91,7 +91,7 @@ def run_word(version: AdapterVersion) -> str:
 
 
 def show_adapter(request: AdapterName, context: Context) -> Record:
-    registry = registry_of(context, request.name)
+    registry = open_registry(context, request.name)
     version = registry.show(request.name)
     live = registry.live(version.tenant, version.role)
     state = {
@@ -115,7 +115,7 @@ def convert_adapter(request: ConvertInput, context: Context) -> Converted:
             source, version, origin = AdapterRegistry(settings.adapters).path(adapter), adapter, ""
         else:
             source, version, origin = adapter.folder, adapter.as_version(), f"trained by the job `{adapter.name}`"
-    base, runs = base_of(request, source, settings), []
+    base, runs = find_convert_base(request, source, settings), []
 
     def try_run(folder: Path) -> None:
         runs.append(try_adapter_folder(folder, settings, base))
@@ -147,11 +147,11 @@ def complete_folder(folder: Path, source: Path, base: Path | None) -> None:
                 shutil.copyfile(base / name, tokenizer / name)
 
 
-def base_of(request: ConvertInput, source: Path, settings: Settings) -> Path | None:
+def find_convert_base(request: ConvertInput, source: Path, settings: Settings) -> Path | None:
     """Return the folder of the base, where one is named and on this machine."""
     if request.base is not None:
         return resolve_model(request.base, settings).path
-    if layout_of(source) is not Layout.PEFT:
+    if detect_layout(source) is not Layout.PEFT:
         return None
     named = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
     folder = Path(str(named))
@@ -187,9 +187,9 @@ def register_job(request: RegisterInput, context: Context) -> Registered:
     """
     if request.targets and not request.promote:
         raise InvalidInput("--target belongs to --promote.", do="Give --promote, too.", code="E-PARAMETER")
-    settings, trained, role = context.settings, find_trained(request.job, context), checked(request.role)
-    verdict = verdict_of(trained)
-    targets = targets_of(request.targets, settings)
+    settings, trained, role = context.settings, find_trained(request.job, context), check_name(request.role)
+    verdict = find_verdict(trained)
+    targets = resolve_targets(request.targets, settings)
     config = DeployerConfig(tenant=trained.tenant, role=role, targets=targets, unevaluated=not verdict)
     adapter = trained.reference.model_copy(update={"facts": {"sources": list(trained.sources)}})
     key = f"job:{trained.job}:{adapter.sha256}"
@@ -211,7 +211,7 @@ def register_job(request: RegisterInput, context: Context) -> Registered:
     )  # fmt: skip
 
 
-def verdict_of(trained: TrainedAdapter) -> Mapping[str, object]:
+def find_verdict(trained: TrainedAdapter) -> Mapping[str, object]:
     """Return the gate's verdict on an adapter in the run of its job; empty where nothing evaluated it."""
     if trained.report is None:
         return {}
@@ -220,7 +220,7 @@ def verdict_of(trained: TrainedAdapter) -> Mapping[str, object]:
     return verdict
 
 
-def targets_of(names: Sequence[str], settings: Settings) -> tuple[Target, ...]:
+def resolve_targets(names: Sequence[str], settings: Settings) -> tuple[Target, ...]:
     """Return where an adapter becomes live: as written, else the model server of `up` if it runs, and the registry."""
     if names:
         return tuple(parse_target(word, settings) for word in names)

@@ -14,7 +14,7 @@ from trainyard.app.chains.next_commands import list_ancestors
 from trainyard.app.context import Context
 from trainyard.app.live.jobs import find_recorded
 from trainyard.app.names import find_ended_run, require_single
-from trainyard.app.run_folders import FoundArtifact, RunFolder, artifacts_of, missing_result_error, open_store
+from trainyard.app.run_folders import FoundArtifact, RunFolder, find_artifacts, missing_result_error, open_store
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.base_sources import NamedAdapter, find_adapter, full_name
@@ -28,7 +28,7 @@ from trainyard.stores.whole import describe_files
 
 @dataclass(frozen=True)
 class TrainedAdapter:
-    """What one trainer of an ended job left."""
+    """Adapter that one trainer of an ended job left."""
 
     job: str
     """Id of the job."""
@@ -72,7 +72,7 @@ def find_trained(word: str, context: Context) -> TrainedAdapter:
         return read_recorded_adapter(name, recorded, context)
     run, result = find_ended_run(name, context)
     store = open_store(context)
-    results = [artifact for artifact in artifacts_of(run, store) if artifact.port in (Port.ADAPTER, Port.MODEL)]
+    results = [artifact for artifact in find_artifacts(run, store) if artifact.port in (Port.ADAPTER, Port.MODEL)]
     trained = [artifact for artifact in results if run.node_type(artifact.node) == "trainer"]
     adapter = choose_trainer(trained, run, node, name)
     reference = adapter.reference
@@ -81,7 +81,8 @@ def find_trained(word: str, context: Context) -> TrainedAdapter:
     reference = reference.model_copy(update={"uri": adapter.folder(store).as_uri()})
     open_reference(reference)
     report = next(
-        (artifact.reference for artifact in artifacts_of(run, store) if is_report_on(artifact, reference.sha256)), None
+        (artifact.reference for artifact in find_artifacts(run, store) if is_report_on(artifact, reference.sha256)),
+        None,
     )
     return TrainedAdapter(
         job=result.id or run.id, name=result.name or run.name, tenant=run.tenant or context.settings.tenant,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from trainyard.app.adapters.registry import registry_of
+from trainyard.app.adapters.registry import open_registry
 from trainyard.app.adapters.trained import find_version_or_job
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
@@ -54,7 +54,7 @@ class DeletedVersion(Response):
 
 
 def promote(request: PromoteInput, context: Context) -> Promotion:
-    registry = registry_of(context, request.name)
+    registry = open_registry(context, request.name)
     tenant, role, number = parse_name(request.name)
     version = newest(registry, request.name) if number is None else registry.show(request.name)
     with registry.deploying(tenant, role):
@@ -71,7 +71,7 @@ def rollback(request: RollbackInput, context: Context) -> Promotion:
             do=f"Write {tenant}/{role}, or promote the version: trainyard adapters promote {request.role}.",
             code="E-NAME",
         )
-    registry = registry_of(context, request.role)
+    registry = open_registry(context, request.role)
     registry.previous(tenant, role)  # of a role that is not there nothing is made, not even a lock
     with registry.deploying(tenant, role):
         return make_live(registry.previous(tenant, role), registry, context, "rollback", request.targets)
@@ -92,7 +92,7 @@ def delete_version(request: DeleteInput, context: Context) -> DeletedVersion:
         raise InvalidInput(
             f"{request.name!r} names no version.", do=f"Write the version: {request.name}/v1.", code="E-NAME"
         )
-    registry = registry_of(context, request.name)
+    registry = open_registry(context, request.name)
     registry.find(request.name)
     with registry.deploying(tenant, role):
         versions = [entry.version for entry in registry.earlier(tenant, role)[-1:]]
@@ -142,7 +142,7 @@ class Pulled(Response):
 
 
 def show_card(request: CardInput, context: Context) -> Card:
-    registry = registry_of(context, request.name)
+    registry = open_registry(context, request.name)
     version = registry.show(request.name)
     card = Card(name=version.name, markdown=write_card(version, registry.path(version)))
     if request.out is None:
@@ -174,7 +174,7 @@ def push(request: PushInput, context: Context) -> Published:
         sent = push_to_hub(version, registry, address, write_card(version, registry.path(version), to), check)
     return Published(
         version=version.name, where=sent.where, revision=sent.revision, changed=sent.changed, live=sent.live,
-        **run_of(version),
+        **describe_trial(version),
     )  # fmt: skip
 
 
@@ -200,11 +200,11 @@ def pull(request: PullInput, context: Context) -> Pulled:
         source=origin["source"],
         base_model=str(version.facts.get("base_model") or ""),
         sha256=version.sha256,
-        **run_of(version),
+        **describe_trial(version),
     )
 
 
-def run_of(version: AdapterVersion) -> JsonObject:
+def describe_trial(version: AdapterVersion) -> JsonObject:
     """Return the facts of a version about having been run, for a response."""
     return {name: version.facts[name] for name in (RUN, RUN_BECAUSE) if name in version.facts}
 

@@ -1,4 +1,4 @@
-"""What nodes left, run by run: the list, one result with its parts and files, and the rows of a part."""
+"""Artifacts, run by run: the list, one result with its parts and files, and the rows of a part."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCANNED_RUNS = 500
 
 
 class Artifact(Response):
-    """One result of one node of a run."""
+    """A result of one node of a run."""
 
     run_id: str
     run_name: str
@@ -60,7 +60,7 @@ class ArtifactList(Response):
 
 
 class ArtifactPart(Response):
-    """One set of rows in a result: what is trained on, what is held out, what was dropped."""
+    """A set of rows in a result: what is trained on, what is held out, what was dropped."""
 
     name: str
     rows: int
@@ -74,7 +74,7 @@ class ArtifactFile(Response):
 
 
 class ArtifactDetail(Artifact):
-    """One result, whole."""
+    """A result, whole."""
 
     facts: JsonObject
     """What its node counted: the rows read, kept, held out and dropped by reason; tokens, losses, metrics."""
@@ -111,7 +111,7 @@ class ArtifactRows(Response):
 def list_artifacts(request: ArtifactsInput, context: Context) -> ArtifactList:
     """Return a page of results, of the newest run first. Raises what `find_run` and `read_cursor` raise."""
     artifacts, cursor = select_artifacts(request, context, request.port, request.sha256)
-    return ArtifactList(artifacts=tuple(Artifact(**fields_of(artifact)) for artifact in artifacts), next=cursor)
+    return ArtifactList(artifacts=tuple(Artifact(**artifact_fields(artifact)) for artifact in artifacts), next=cursor)
 
 
 def select_artifacts(
@@ -132,7 +132,7 @@ def select_artifacts(
     store = finding.open_store(context)
     for looked_at, run in enumerate(runs, 1):
         if tenant in ("", run.tenant) and run.makes(port):
-            for number, artifact in enumerate(finding.artifacts_of(run, store)):
+            for number, artifact in enumerate(finding.find_artifacts(run, store)):
                 if (run.id == last_run and number <= passed) or not artifact.matches(port, sha256):
                     continue
                 artifacts.append(artifact)
@@ -155,7 +155,7 @@ def read_place(text: str) -> tuple[str, int]:
     return run, int(number)
 
 
-def fields_of(artifact: FoundArtifact) -> dict[str, object]:
+def artifact_fields(artifact: FoundArtifact) -> dict[str, object]:
     reference = artifact.reference
     return {
         "run_id": artifact.run.id, "run_name": artifact.run.name, "tenant": artifact.run.tenant,
@@ -173,13 +173,13 @@ def show_artifact(request: ArtifactInput, context: Context) -> ArtifactDetail:
     reference = artifact.reference
     parts = contents.list_parts(folder)
     return ArtifactDetail(
-        **fields_of(artifact),
+        **artifact_fields(artifact),
         facts=reference.facts if reference else {},
         parts=tuple(
             ArtifactPart(name=name, rows=contents.count_rows(path), bytes=path.stat().st_size)
             for name, path in parts.items()
         ),
-        files=tuple(files_of(artifact, folder, context)),
+        files=tuple(list_artifact_files(artifact, folder, context)),
     )
 
 
@@ -190,7 +190,7 @@ def locate_artifact(request: ArtifactInput, context: Context) -> tuple[FoundArti
     return artifact, artifact.folder(store)
 
 
-def files_of(artifact: FoundArtifact, folder: Path, context: Context) -> Iterator[ArtifactFile]:
+def list_artifact_files(artifact: FoundArtifact, folder: Path, context: Context) -> Iterator[ArtifactFile]:
     """Yield the files of a result, as its manifest has them."""
     root = finding.open_store(context).folder(artifact.key)
     named = json.loads((root / MANIFEST).read_bytes())["files"]

@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 from pyarrow import ipc
 
-from trainyard.cancellation import while_caller_waits
+from trainyard.cancellation import iterate_until_departure
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.rows import HELD_OUT_FOLDER, ROWS_FILE
 from trainyard.errors import Corrupt
@@ -59,7 +59,7 @@ def count_rows(path: Path) -> int:
     """Return the rows of a file. Raises `Corrupt` (`E-CORRUPT`)."""
     if path.suffix == ".jsonl":
         with path.open("rb") as stream:
-            blocks = while_caller_waits(iter(lambda: stream.read(BLOCK_BYTES), b""))
+            blocks = iterate_until_departure(iter(lambda: stream.read(BLOCK_BYTES), b""))
             return sum(block.count(b"\n") for block in blocks)
     with open_rows(path) as reader:
         return sum(batch.num_rows for batch in batches(reader, path))
@@ -72,13 +72,13 @@ def read_page(
     page, left, index = RowPage(), PAGE_CHARS, offset
     most = SCANNED if accepts else limit
     rows = read_lines(path, offset) if path.suffix == ".jsonl" else read_arrow(path, offset, most)
-    for index, values in enumerate(while_caller_waits(islice(rows, most + 1)), offset):
+    for index, values in enumerate(iterate_until_departure(islice(rows, most + 1)), offset):
         if index - offset >= most or len(page.rows) >= limit or (page.rows and left <= 0):
             page.next_offset = index
             break
         if accepts is None or accepts(values):
             row = cut_row(index, values, text_chars)
-            left -= length_of(row.values)
+            left -= estimate_length(row.values)
             page.rows.append(row)
     return page
 
@@ -102,13 +102,13 @@ def cut_row(index: int, values: Values, text_chars: int) -> CutRow:
     return CutRow(index, shorten(values, ""), cut)
 
 
-def length_of(value: object) -> int:
+def estimate_length(value: object) -> int:
     """About how many characters a value takes."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(len(key) + length_of(member) for key, member in value.items())
-    return sum(map(length_of, value)) if isinstance(value, list) else 8
+        return sum(len(key) + estimate_length(member) for key, member in value.items())
+    return sum(map(estimate_length, value)) if isinstance(value, list) else 8
 
 
 def contains(value: object, text: str) -> bool:
@@ -130,7 +130,7 @@ def open_rows(path: Path) -> ipc.RecordBatchFileReader:
 def batches(reader: ipc.RecordBatchFileReader, path: Path) -> Iterator[pa.RecordBatch]:
     """Return every batch; its columns stay on disk until they are read."""
     try:
-        for number in while_caller_waits(range(reader.num_record_batches)):
+        for number in iterate_until_departure(range(reader.num_record_batches)):
             yield reader.get_batch(number)
     except (pa.ArrowException, OSError) as error:
         raise damaged_error(path, str(error)) from error
@@ -151,7 +151,7 @@ def read_arrow(path: Path, offset: int, most: int) -> Iterator[Values]:
 def read_lines(path: Path, offset: int) -> Iterator[Values]:
     """Yield the objects of a file of JSON lines. Raises `Corrupt` (`E-CORRUPT`) for a line that is none."""
     with path.open("rb") as stream:
-        for number, line in enumerate(islice(while_caller_waits(stream), offset, None), offset + 1):
+        for number, line in enumerate(islice(iterate_until_departure(stream), offset, None), offset + 1):
             try:
                 value = orjson.loads(line)
             except orjson.JSONDecodeError as error:

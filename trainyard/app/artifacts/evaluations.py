@@ -41,7 +41,7 @@ class FlippedRows(Response):
 
 
 class EvaluationVerdict(Response):
-    """One evaluation as a list shows it."""
+    """An evaluation as a list shows it."""
 
     run_id: str
     run_name: str
@@ -69,7 +69,7 @@ class EvaluationList(Response):
 
 
 class BenchmarkComparisons(Response):
-    """What a candidate is compared with besides its baseline."""
+    """Control that a candidate is compared with besides its baseline."""
 
     control: float | None = None
     """Of an adapter that was trained on shuffled answers."""
@@ -80,7 +80,7 @@ class BenchmarkComparisons(Response):
 
 
 class EvaluatedBenchmark(BenchmarkComparisons):
-    """One benchmark on one set."""
+    """A benchmark on one set."""
 
     name: str
     set: str
@@ -119,7 +119,7 @@ class AnswerSample(Response):
 
 
 class Evaluation(EvaluationVerdict):
-    """One evaluation, whole."""
+    """An evaluation, whole."""
 
     base_model: str
     baseline: str

@@ -18,7 +18,7 @@ from trainyard.app.context import Context
 from trainyard.app.names import find_ended_run
 from trainyard.app.responses import Response
 from trainyard.app.run_records import NodeResult, RunResult
-from trainyard.app.training_logs import training_logs_of
+from trainyard.app.training_logs import find_training_logs
 from trainyard.cancellation import require_caller
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.statistics import bootstrap, count_flips, improvements
@@ -136,7 +136,7 @@ class TrainedNode:
         return None
 
     def curve(self) -> tuple[Point, ...]:
-        return next((tuple(log.curve()) for log in training_logs_of(self.folder) if log.node == self.node.id), ())
+        return next((tuple(log.curve()) for log in find_training_logs(self.folder) if log.node == self.node.id), ())
 
     def side(self) -> Side:
         state, name = self.node.state.value, self.result.name

@@ -16,7 +16,7 @@ from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.responses import Response
 from trainyard.app.run_folders import CHAIN_FILE
 from trainyard.app.run_records import RunResult, read_result
-from trainyard.backends.job import TrainingJob, job_for
+from trainyard.backends.job import TrainingJob, prepare_job
 from trainyard.backends.script import files
 from trainyard.backends.script.backend import BACKEND as SCRIPT
 from trainyard.data.sources import read_source
@@ -136,7 +136,7 @@ def job_of(node: ResolvedNode, chain: ResolvedChain, inputs: Finder) -> Training
     model, adapter = inputs.folder(node, Port.MODEL), inputs.folder(node, Port.ADAPTER)
     script = config.launch.script if config.backend is BackendName.SCRIPT else None
     launch = config.launch.model_copy(update={"script": script})
-    return job_for(
+    return prepare_job(
         config.model_copy(update={"backend": BackendName.SCRIPT, "launch": launch}),
         str(model or config.base_model or settings.default_base_model),
         settings,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from trainyard.app.chains.next_commands import next_commands
-from trainyard.app.context import Context, key_of
+from trainyard.app.context import Context, make_run_key
 from trainyard.app.live.jobs import note_started
 from trainyard.app.names import is_run_or_job_id, shortest_name
 from trainyard.app.plan.locate import locate_request
@@ -83,7 +83,7 @@ def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]
         tags=tags,
         waits=waits,
         called=called,
-        key=key_of(context),
+        key=make_run_key(context),
     )
     return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
 

@@ -20,7 +20,7 @@ from trainyard.app.plan.resolve import resolve_with_decisions
 from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
 from trainyard.app.runs import connect_runs
-from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError, reason_of
+from trainyard.errors import Conflict, Denied, InvalidInput, Reason, TrainyardError, to_reason
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations import chains as requests
 from trainyard.operations.chains import DiffInput
@@ -308,7 +308,7 @@ def check_of(chain: ResolvedChain, context: Context) -> FileCheck:
     try:
         reasons = list_refusals(chain, context.settings)
     except TrainyardError as error:
-        reasons = [reason_of(error, None, "")]
+        reasons = [to_reason(error, None, "")]
     rows = tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons)
     return FileCheck(file=chain.name, ok=not rows, digest=chain.digest, nodes=len(chain.nodes), reasons=rows)
 

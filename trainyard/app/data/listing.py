@@ -1,4 +1,4 @@
-"""What a form offers: the files of the data roots, and the base models of this machine."""
+"""Choices of a form: the files of the data roots, and the base models of this machine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from trainyard.app.context import Context, settings_of
-from trainyard.app.data.uploads import FOLDER, bytes_of, name_for_chains
+from trainyard.app.context import Context, get_settings
+from trainyard.app.data.uploads import FOLDER, count_bytes, name_for_chains
 from trainyard.app.responses import Response
 from trainyard.data.limited.requests import ColumnsRequest
-from trainyard.data.limited.service import kept_service
+from trainyard.data.limited.service import keep_service
 from trainyard.data.paths import data_roots, is_inside, resolve_inside
 from trainyard.operations.base import Nothing
 from trainyard.operations.data import ColumnsInput, FolderInput
@@ -67,7 +67,7 @@ def list_data(request: FolderInput, context: Context) -> DataList:
 
     Raises `Refused` (`R-PATH-ROOT`) and `NotFound` (`E-DATA-NOT-FOUND`) for the folder.
     """
-    settings = settings_of(context)
+    settings = get_settings(context)
     roots = data_roots(settings)
     folders = [resolve_inside(request.folder, roots, field="folder")] if request.folder else list(roots)
     entries_by_path: dict[str, DataEntry] = {}
@@ -117,13 +117,13 @@ def scan_uploads(settings: Settings) -> Iterator[DataEntry]:
                 is_folder = entry.is_dir()
                 yield DataEntry(
                     path=name_for_chains(Path(entry.path), settings), kind="folder" if is_folder else "file",
-                    bytes=bytes_of(Path(entry.path)), uploaded=entry.name, modified=entry.stat().st_mtime,
+                    bytes=count_bytes(Path(entry.path)), uploaded=entry.name, modified=entry.stat().st_mtime,
                 )  # fmt: skip
 
 
 def list_models(request: Nothing, context: Context) -> ModelList:
     """Show the base models that are on this machine: the starter, the default, what is served, folders, Hub cache."""
-    settings = settings_of(context)
+    settings = get_settings(context)
     models = {STARTER: ModelEntry(name=STARTER, place="shipped")}
     for name in (settings.default_base_model, *settings.served_models):
         models.setdefault(name, ModelEntry(name=name, place="setting"))
@@ -183,9 +183,9 @@ def show_columns(request: ColumnsInput, context: Context) -> DataColumns:
 
     Raises `Refused` (`R-PATH-ROOT`), `NotFound` (`E-DATA-NOT-FOUND`), and what the readers raise.
     """
-    roots = data_roots(settings_of(context))
+    roots = data_roots(get_settings(context))
     path = resolve_inside(request.path, roots, field="path")
-    with kept_service() as service:
+    with keep_service() as service:
         result = service.read_columns(ColumnsRequest(path, roots))
     columns = tuple(DataColumn(name=name, example=text) for name, text in result.columns.items())
     return DataColumns(path=request.path, columns=columns, fields=tuple(COLUMN_FIELDS))

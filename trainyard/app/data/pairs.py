@@ -22,7 +22,7 @@ MOST_EMPTY = 20
 
 
 class GeneratedPair(Response):
-    """One question with its wordings, and the answer in the words of the document."""
+    """A question with its wordings, and the answer in the words of the document."""
 
     question: str
     wordings: tuple[str, ...]
@@ -33,7 +33,7 @@ class GeneratedPair(Response):
 
 
 class ModelCost(Response):
-    """What a language model would read and write for as many pairs."""
+    """Estimated tokens that a language model reads and writes for as many pairs."""
 
     calls: int
     prompt_tokens: int
@@ -42,7 +42,7 @@ class ModelCost(Response):
 
 
 class PairCounts(Response):
-    """How many pairs documents give, of those that were requested."""
+    """Number of pairs that documents give, of those that were requested."""
 
     documents: int
     documents_with_pairs: int
@@ -89,13 +89,13 @@ def survey_pairs(request: PreviewInput, documents: Iterable[DocumentRow]) -> tup
 
     characters: list[int] = []
 
-    def counted() -> Iterable[DocumentRow]:
+    def count_documents() -> Iterable[DocumentRow]:
         for document in documents:
             characters.append(len(document.text))
             yield document
 
-    survey: PairSurvey = rules.survey_documents(counted(), wordings=request.wordings)
-    target_count, _, rows = rules.rows_of(survey, request.count, request.wordings, HoldoutRules())
+    survey: PairSurvey = rules.survey_documents(count_documents(), wordings=request.wordings)
+    target_count, _, rows = rules.count_rows(survey, request.count, request.wordings, HoldoutRules())
     pair_count = len(survey.pairs)
     calls, prompt, reply = rules.model_cost(
         characters, target_count, AiGeneratorConfig(count=request.count, wordings=request.wordings)

@@ -22,13 +22,13 @@ import numpy as np
 from jinja2.exceptions import TemplateError
 from pydantic import ValidationError
 
-from trainyard.app.context import Context, settings_of
+from trainyard.app.context import Context, get_settings
 from trainyard.app.data.pairs import GenerationPreview, check_documents, survey_pairs
 from trainyard.app.plan.machine import find_base_folder, find_base_shape
 from trainyard.app.responses import Response
 from trainyard.backends.timings import read_timings, timing_key
-from trainyard.compute.gpus import devices_here
-from trainyard.data.limited.service import kept_service
+from trainyard.compute.gpus import list_devices
+from trainyard.data.limited.service import keep_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE
 from trainyard.data.remote.kinds import pin_sources
@@ -52,7 +52,7 @@ from trainyard.operations.data import PreviewInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import BAD_FRACTION, COLUMN_FIELDS, DataFormat, Port
 from trainyard.spec.axes.stages import Stage
-from trainyard.spec.estimate.estimate import steps_of
+from trainyard.spec.estimate.estimate import count_steps
 from trainyard.spec.estimate.timing import TimeEstimate, Workload, count_tokens, estimate_time
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig, resolve_trainer
@@ -94,7 +94,7 @@ class RenderedPart(Response):
 
 
 class RenderedRow(Response):
-    """One row, or one side of a pair, as the model reads it."""
+    """A row, or one side of a pair, as the model reads it."""
 
     source: str
     side: str
@@ -105,7 +105,7 @@ class RenderedRow(Response):
 
 
 class UnreadableRow(Response):
-    """One row that no training would get."""
+    """A row that no training would get."""
 
     source: str
     """Name of the file, and number of the line."""
@@ -138,7 +138,7 @@ class LengthStatistics(Response):
 
 
 class RunVerdict(Response):
-    """Whether a run would take the rows."""
+    """Verdict on whether a run accepts the rows."""
 
     refusal: str = ""
     """Why a run with the default `max_bad_fraction` would refuse the rows; empty if it would not."""
@@ -155,7 +155,7 @@ class PreviewCost(RunVerdict):
 
 
 class DataPreview(PreviewCost):
-    """What a data set is, and what a training would make of it."""
+    """Description of a data set, and how a training reads it."""
 
     raw: RawRows
     model: str
@@ -183,13 +183,13 @@ def preview(request: PreviewInput, context: Context) -> DataPreview:
 
     Raises `NotFound`, `InvalidInput`, `Refused` and `LimitExceeded` of the readers and of the base model.
     """
-    settings = settings_of(context)
+    settings = get_settings(context)
     name = request.base_model or settings.default_base_model
     if request.generate:
         return preview_generation(request, name, context, settings)
     if context.surface == "cli":
         render_without_torch()  # this process shows the rows and ends
-    with tempfile.TemporaryDirectory() as scratch, kept_service():
+    with tempfile.TemporaryDirectory() as scratch, keep_service():
         raw, rows, _ = read_first(request, request.rows, Path(scratch) / "first", settings)
         context.on_part(raw)
         # The reader is a process of its own: the rows arrive while the tokenizer is imported here.
@@ -242,7 +242,7 @@ def find_refusal(facts: JsonMapping, lengths: Lengths) -> str:
 
 def preview_generation(request: PreviewInput, name: str, context: Context, settings: Settings) -> DataPreview:
     """Show the pairs that documents give by rule. The chat template is not rendered: no transformers, no torch."""
-    with tempfile.TemporaryDirectory() as scratch, kept_service():
+    with tempfile.TemporaryDirectory() as scratch, keep_service():
         raw, rows, facts = read_first(request, request.limit, Path(scratch) / "first", settings)
         check_documents(request, raw.port.value)
         context.on_part(raw.model_copy(update={"rows": ()}))
@@ -282,7 +282,7 @@ def read_first(
 ) -> tuple[RawRows, Iterator[Row], JsonObject]:
     """Return the first rows of the data set: shown, to be read on, and the balance of the reading."""
     source_fields: dict[str, object] = {
-        **place_of(request.path),
+        **parse_source(request.path),
         "max_rows": limit,
         "format": request.format or DataFormat.AUTO,
     }
@@ -324,7 +324,7 @@ def first_bad_rows(folder: Path, count: int) -> tuple[UnreadableRow, ...]:
     )
 
 
-def place_of(text: str) -> dict[str, str]:
+def parse_source(text: str) -> dict[str, str]:
     """Return the field of a data source that a place is for: `hub:org/name`, an address, else a path."""
     if text.startswith("hub:"):
         return {"hub": text}
@@ -466,10 +466,12 @@ class Lengths:
 
     def sides(self, row: Row) -> dict[str, list[Piece]]:
         """Return name of a side -> its text; a pair has two, a conversation more if turns are learned apart from it."""
-        from trainyard.data.renderers.rendering import Piece, turn_of  # imports transformers
+        from trainyard.data.renderers.rendering import Piece, build_turn  # imports transformers
 
         if isinstance(row, PromptRow):
-            return {"": [Piece(self.renderer.text([turn_of(turn) for turn in row.prompt], row.tools, ask=True), False)]}
+            return {
+                "": [Piece(self.renderer.text([build_turn(turn) for turn in row.prompt], row.tools, ask=True), False)]
+            }
         if isinstance(row, TextRow | DocumentRow):
             return {"": [Piece(row.text, isinstance(row, TextRow))]}
         if isinstance(row, SftRow):
@@ -517,7 +519,7 @@ def draw_bins(tokens: np.ndarray) -> Iterator[LengthBin]:
 
 def estimate_rows(text: str, settings: Settings) -> int | None:
     """Return rows of a file of lines, from the mean length of those at its beginning; None for anything else."""
-    if "path" not in place_of(text):
+    if "path" not in parse_source(text):
         return None
     roots = data_roots(settings)
     path = resolve_inside(text, roots)
@@ -542,7 +544,7 @@ def estimate_training(
         return TimeEstimate(None, None, count_tokens(rows, mean), "time: not known without a stage and rows")
     hyperparameters = {"max_length": lengths.max_length}
     trainer = TrainerConfig.model_validate({"stage": stage.value, "hyperparameters": hyperparameters})
-    config, device = resolve_trainer(trainer, name, by_rule=by_rule), devices_here()[0]
-    steps = None if rows is None else steps_of(config.hyperparameters, rows)
+    config, device = resolve_trainer(trainer, name, by_rule=by_rule), list_devices()[0]
+    steps = None if rows is None else count_steps(config.hyperparameters, rows)
     timings = read_timings(timing_key(config, find_base_folder(name, settings), device, settings), settings)
     return estimate_time(find_base_shape(name, settings), config, Workload(rows, steps, mean), timings)

@@ -19,16 +19,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from trainyard.app.context import Context, settings_of
+from trainyard.app.context import Context, get_settings
 from trainyard.app.responses import Response
 from trainyard.compute.child import faultpoint
-from trainyard.data.paths import ROW_SUFFIXES, data_roots, refuse_path, resolve_inside, suffix_of
+from trainyard.data.paths import ROW_SUFFIXES, data_roots, find_suffix, refuse_path, resolve_inside
 from trainyard.data.readers.documents import TYPES
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError
 from trainyard.operations.data import UploadInput, UploadNameInput
 from trainyard.settings import Settings
 from trainyard.stores.files import DISK, lacking_space, make_folders, translate_os_errors
-from trainyard.stores.processes import claimed_file, claimed_folder, is_abandoned, remove_abandoned
+from trainyard.stores.processes import claim_file, claim_folder, is_abandoned, remove_abandoned
 from trainyard.stores.whole import BLOCK_BYTES, file_to_create
 
 FOLDER = "uploads"
@@ -65,12 +65,12 @@ def upload_file(request: UploadInput, context: Context) -> UploadedFile:
     Raises `InvalidInput` (`E-NAME`, `E-DATA-FORMAT`, `E-DATA-EMPTY`, `E-PARAMETER`), `Refused` (`R-PATH-ROOT`),
     `NotFound` (`E-DATA-NOT-FOUND`), `LimitExceeded` (`E-BODY-LENGTH`, `E-DISK-FULL`) and `Conflict` (`E-FILE-EXISTS`).
     """
-    settings = settings_of(context)
+    settings = get_settings(context)
     name = require_name(request.name or (request.file.name if request.file else ""), "name")
     require_type(name)
     inner = require_name(request.folder, "folder") if request.folder else ""
-    with opened(request) as source, translate_os_errors(f"{name} was not kept"):
-        digest, size = digest_of(source, settings.upload_mb * MIB)
+    with open_content(request) as source, translate_os_errors(f"{name} was not kept"):
+        digest, size = hash_file(source, settings.upload_mb * MIB)
         if size == 0:
             raise InvalidInput(f"{name} is empty.", do="Choose a file with rows or text.", code="E-DATA-EMPTY")
         folder = upload_folder(settings, inner)
@@ -109,7 +109,7 @@ def require_name(name: str, field: str) -> str:
 
 def require_type(name: str) -> None:
     """Raise `InvalidInput` (`E-DATA-FORMAT`) for a file that no reader is for."""
-    suffix = suffix_of(name)
+    suffix = find_suffix(name)
     if suffix not in ROW_SUFFIXES and suffix not in TYPES:
         raise InvalidInput(
             f"{name!r} is not a data set or a document, by its extension.",
@@ -120,7 +120,7 @@ def require_type(name: str) -> None:
 
 
 @contextmanager
-def opened(request: UploadInput) -> Iterator[BinaryIO]:
+def open_content(request: UploadInput) -> Iterator[BinaryIO]:
     """The content: what came over REST, or a file of this machine.
 
     Raises `InvalidInput` (`E-PARAMETER`) for none, and `NotFound` (`E-DATA-NOT-FOUND`).
@@ -142,7 +142,7 @@ def opened(request: UploadInput) -> Iterator[BinaryIO]:
             yield file
 
 
-def digest_of(source: BinaryIO, most: int) -> tuple[str, int]:
+def hash_file(source: BinaryIO, most: int) -> tuple[str, int]:
     """Return the SHA-256 and the length of a file. Raises `LimitExceeded` (`E-BODY-LENGTH`)."""
     digest, size = hashlib.sha256(), 0
     source.seek(0)
@@ -197,7 +197,7 @@ def is_same(path: Path, digest: str, size: int) -> bool:
     if path.is_symlink() or not path.is_file() or path.stat().st_size != size:
         return False
     with path.open("rb") as file:
-        return digest_of(file, size)[0] == digest
+        return hash_file(file, size)[0] == digest
 
 
 def require_space(settings: Settings, size: int) -> None:
@@ -205,7 +205,7 @@ def require_space(settings: Settings, size: int) -> None:
     lacking = lacking_space(settings.home, (settings.min_free_mb * MIB) + size)
     if lacking is not None:
         raise lacking
-    used = size + sum(bytes_of(entry) for entry in (settings.tenant_folder(settings.tenant) / FOLDER).iterdir())
+    used = size + sum(count_bytes(entry) for entry in (settings.tenant_folder(settings.tenant) / FOLDER).iterdir())
     if used > settings.uploads_mb * MIB:
         raise LimitExceeded(
             f"The uploads of {settings.tenant} would take {used // MIB:,} MiB, more than {settings.uploads_mb:,} MiB.",
@@ -219,7 +219,7 @@ def copy(source: BinaryIO, path: Path, digest: str) -> None:
     copied = hashlib.sha256()
     with ExitStack() as claimed, file_to_create(path, word=secrets.token_hex(4)) as temporary:
         source.seek(0)
-        target = claimed.enter_context(claimed_file(temporary))
+        target = claimed.enter_context(claim_file(temporary))
         while block := source.read(BLOCK_BYTES):
             copied.update(block)
             target.write(block)
@@ -255,7 +255,7 @@ def delete_upload(request: UploadNameInput, context: Context) -> DeletedUpload:
 
     Raises `NotFound` (`E-DATA-NOT-FOUND`), `InvalidInput` (`E-NAME`), `Refused` (`R-PATH-ROOT`).
     """
-    settings = settings_of(context)
+    settings = get_settings(context)
     name = require_name(request.name.removeprefix(f"{FOLDER}/"), "name")
     folder = upload_folder(settings)
     path = folder / name
@@ -265,8 +265,8 @@ def delete_upload(request: UploadNameInput, context: Context) -> DeletedUpload:
     if not os.path.lexists(path):
         raise missing
     with translate_os_errors(f"{name} was not removed"):
-        files, size = (sum(1 for _ in walk(path)), bytes_of(path))
-        with claimed_folder(folder / f".{secrets.token_hex(8)}.removed") as trash:
+        files, size = (sum(1 for _ in walk(path)), count_bytes(path))
+        with claim_folder(folder / f".{secrets.token_hex(8)}.removed") as trash:
             try:
                 os.rename(path, trash / name)  # at once, also of a folder with many files
                 DISK.fsync_folder(folder)
@@ -288,18 +288,18 @@ def walk(path: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names)
 
 
-def bytes_of(path: Path) -> int:
+def count_bytes(path: Path) -> int:
     return sum(file.lstat().st_size for file in walk(path))
 
 
 def list_unfinished(folder: Path) -> Iterator[Path]:
     """Yield the hidden files and folders that killed uploads and deletions have left in a folder of uploads."""
-    for path in sorted(hidden_entries(folder)):
+    for path in sorted(list_hidden_entries(folder)):
         if UNFINISHED.fullmatch(path.name) and is_abandoned(path):
             yield path
 
 
-def hidden_entries(folder: Path) -> Iterator[Path]:
+def list_hidden_entries(folder: Path) -> Iterator[Path]:
     """Yield the hidden entries of a folder of uploads and of the folders in it; links are not followed."""
     with suppress(FileNotFoundError, PermissionError), os.scandir(folder) as entries:
         for entry in entries:

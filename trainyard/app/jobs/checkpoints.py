@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainyard.app.context import Context
-from trainyard.app.live.trainings import trainings_of
+from trainyard.app.live.trainings import find_trainings
 from trainyard.app.names import find_job
 from trainyard.app.responses import Response
 from trainyard.backends.job import TrainingJob, mirror_folder
@@ -19,12 +19,12 @@ from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.stores.live.job_index import Row
 from trainyard.stores.whole import MANIFEST, file_sha256
-from trainyard.train.checkpoint.checkpoints import checkpoints, damage_of
-from trainyard.train.checkpoint.retention import metric_of
+from trainyard.train.checkpoint.checkpoints import checkpoints, find_damage
+from trainyard.train.checkpoint.retention import read_metric
 
 
 class Checkpoint(Response):
-    """One checkpoint, as its manifest describes it; its files are not read."""
+    """A checkpoint, as its manifest describes it; its files are not read."""
 
     node: str
     name: str
@@ -66,7 +66,9 @@ class VerifiedCheckpoints(Response):
 def list_checkpoints(request: requests.CheckpointsInput, context: Context) -> CheckpointList:
     """Return the checkpoints that are there now."""
     row, _ = find_job(request.job, context)
-    described = (describe_checkpoint(node, path, step) for node, path, step in folders_of(row, request.node))
+    described = (
+        describe_checkpoint(node, path, step) for node, path, step in find_checkpoint_folders(row, request.node)
+    )
     return CheckpointList(
         id=row["id"], checkpoints=tuple(checkpoint for checkpoint in described if checkpoint is not None)
     )
@@ -79,11 +81,13 @@ def verify_checkpoints(request: requests.VerifyInput, context: Context) -> Verif
     is left out.
     """
     row, _ = find_job(request.job, context)
-    entries = [entry for entry in folders_of(row, request.node) if request.checkpoint in (None, entry[1].name)]
+    entries = [
+        entry for entry in find_checkpoint_folders(row, request.node) if request.checkpoint in (None, entry[1].name)
+    ]
     verified = [
         VerifiedCheckpoint(node=node, name=path.name, step=step, damage=damage)
         for node, path, step in entries
-        if (damage := damage_of(path) or "") == "" or path.is_dir()
+        if (damage := find_damage(path) or "") == "" or path.is_dir()
     ]
     if request.checkpoint is not None and not verified:
         raise NotFound(
@@ -95,9 +99,9 @@ def verify_checkpoints(request: requests.VerifyInput, context: Context) -> Verif
     return VerifiedCheckpoints(id=row["id"], checkpoints=tuple(verified))
 
 
-def folders_of(row: Row, node: str | None) -> Iterator[tuple[str, Path, int]]:
+def find_checkpoint_folders(row: Row, node: str | None) -> Iterator[tuple[str, Path, int]]:
     """(trainer, folder, step) of each checkpoint of a job, or of one trainer of it."""
-    for work in trainings_of(row):
+    for work in find_trainings(row):
         if node in (None, work.node):
             yield from ((work.node, path, step) for path, step in find_checkpoints(work.folder))
 
@@ -136,5 +140,5 @@ def describe_checkpoint(node: str, path: Path, step: int) -> Checkpoint | None:
         files, num_bytes, sha256 = {}, 0, ""  # damaged: verifying it says so
     return Checkpoint(
         node=node, name=path.name, step=step, created=created, files=len(files), bytes=num_bytes,
-        metric=metric_of(path), sha256=sha256,
+        metric=read_metric(path), sha256=sha256,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from trainyard.app.context import Context
 from trainyard.app.jobs.logs import is_gone
 from trainyard.app.jobs.remaining_time import TimeLeft, estimate_time_left
 from trainyard.app.live.jobs import add_labels, list_job_rows, note_change, refuse_steering
-from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
+from trainyard.app.live.trainings import curves_folder, find_trainings, read_new_steps
 from trainyard.app.live.waits import DeviceWait
 from trainyard.app.names import find_job, shortest_name
 from trainyard.app.plan.parse import JOB, deep_merge
@@ -51,7 +51,7 @@ from trainyard.spec.states import JobState
 from trainyard.spec.templates import TEMPLATES
 from trainyard.stores.jobs import NoteStore
 from trainyard.stores.live.curves import Columns
-from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG, continued_run, is_reserved
+from trainyard.stores.live.job_ids import CHAIN_ID, CONTINUES_TAG, REVISION_TAG, find_continued_run, is_reserved
 from trainyard.stores.live.job_index import ENDED, JobQuery, read_cursor
 from trainyard.stores.metrics import Point
 from trainyard.train.divergence import DivergenceKind
@@ -62,7 +62,7 @@ FILTERS = sorted(JobQuery.__dataclass_fields__.keys() & requests.JobsInput.model
 
 
 class JobTraining(Response):
-    """What a job trains, and how far it is."""
+    """Subject and progress of a job."""
 
     stage: str = ""
     method: str = ""
@@ -76,7 +76,7 @@ class JobTraining(Response):
 
 
 class JobLabels(JobTraining):
-    """What people say of a job."""
+    """Name and note that people gave a job."""
 
     group: str = ""
     """The group that it was started in, or its sweep."""
@@ -84,7 +84,7 @@ class JobLabels(JobTraining):
 
 
 class Job(JobLabels):
-    """One job, as a list shows it."""
+    """A job, as a list shows it."""
 
     id: str
     """`job-` and 12 hex digits; the run's own id, where no trainer is part of it."""
@@ -128,7 +128,7 @@ class JobList(Response):
 
 
 class Training(Response):
-    """One trainer of a job."""
+    """A trainer of a job."""
 
     node: str
     step: int
@@ -153,7 +153,7 @@ class TrainingDivergence(Response):
 
 
 class JobDetail(Job):
-    """One job, whole."""
+    """A job, whole."""
 
     parameters: JsonObject
     trainings: tuple[Training, ...]
@@ -172,7 +172,7 @@ class JobDetail(Job):
 
 
 class TrainingCurve(Response):
-    """One trainer's steps, or the means of several steps each."""
+    """A trainer's steps, or the means of several steps each."""
 
     node: str
     points: tuple[Point, ...]
@@ -202,7 +202,7 @@ Resumed = Job | RunResult
 
 def create_job(request: requests.CreateInput, context: Context) -> RunResult:
     options = {"watch": request.watch, "yes": request.yes, "group": request.group}
-    return run(RunInput(target=JOB, parameters=body(request), **options), context)
+    return run(RunInput(target=JOB, parameters=build_body(request), **options), context)
 
 
 def list_jobs(request: requests.JobsInput, context: Context) -> JobList:
@@ -222,14 +222,14 @@ def show_job(request: requests.JobInput, context: Context) -> JobDetail:
     row, as_of = find_job(request.job, context)
     result = read_result(context.settings.runs / row["run_id"])
     trainings = tuple(
-        Training(**{**progress_of(training), "checkpoints": tuple(work.checkpoints())})
-        for training, work in zip(row["trainings"], trainings_of(row), strict=True)
+        Training(**{**describe_progress(training), "checkpoints": tuple(work.checkpoints())})
+        for training, work in zip(row["trainings"], find_trainings(row), strict=True)
     )
     return JobDetail(
-        **job_of(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
+        **build_job(row).model_dump(), parameters=row["parameters"], trainings=trainings, as_of=as_of,
         nodes=result.nodes if result else (), gate=result.gate if result else None,
         left=estimate_time_left(row, context),
-        divergence=divergence_of(context.settings.runs / row["run_id"], result if row["state"] in ENDED else None),
+        divergence=read_divergence(context.settings.runs / row["run_id"], result if row["state"] in ENDED else None),
         next=list_next(row, result, context),
     )  # fmt: skip
 
@@ -243,7 +243,7 @@ def list_next(row: JsonObject, result: RunResult | None, context: Context) -> tu
     return next_commands(RunResult(message="", **now, **nodes), folder, known_as)
 
 
-def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDivergence, ...]:
+def read_divergence(folder: Path, result: RunResult | None) -> tuple[TrainingDivergence, ...]:
     """Return what each finished training says, and the newest warnings of each kind of the others."""
     divergences: dict[tuple[str, str], JsonObject] = {}
     for event in read_events(folder):
@@ -260,15 +260,15 @@ def divergence_of(folder: Path, result: RunResult | None) -> tuple[TrainingDiver
     return tuple(TrainingDivergence(node=node, **divergence) for (node, _), divergence in divergences.items())
 
 
-def progress_of(training: Mapping[str, object]) -> dict[str, object]:
+def describe_progress(training: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in training.items() if key in Training.model_fields}
 
 
 def show_metrics(request: requests.MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
     row, _ = find_job(request.job, context)
-    works = [work for work in trainings_of(row) if request.node in (None, work.node)]
-    curves = [curve_of(work, request, context.settings) for work in works]
+    works = [work for work in find_trainings(row) if request.node in (None, work.node)]
+    curves = [read_curve(work, request, context.settings) for work in works]
     if not any(curve.points for curve in curves):
         raise NotFound(
             f"The job {row['name']} has no metrics yet.",
@@ -279,7 +279,7 @@ def show_metrics(request: requests.MetricsInput, context: Context) -> JobMetrics
     return JobMetrics(id=row["id"], trainings=tuple(curves), plot=request.plot)
 
 
-def curve_of(work: TrainingLogs, request: requests.MetricsInput, settings: Settings) -> TrainingCurve:
+def read_curve(work: TrainingLogs, request: requests.MetricsInput, settings: Settings) -> TrainingCurve:
     """Return one trainer's curve from its store, which has read every step that is there by now."""
     curve = read_new_steps(work, curves_folder(settings)).read(
         request.max_points, request.since_step, request.until_step
@@ -291,7 +291,7 @@ def note_job(request: requests.NoteInput, context: Context) -> Job:
     """Replace the note of a job; an empty text removes it."""
     row, _ = find_job(request.job, context)
     NoteStore(context.settings.notes).write(row["run_id"], request.text, context.caller.name)
-    return job_of(add_labels(row, context.settings))
+    return build_job(add_labels(row, context.settings))
 
 
 def pause_job(request: requests.StopInput, context: Context) -> Job:
@@ -312,13 +312,13 @@ def resume_job(request: requests.ResumeInput, context: Context) -> Resumed:
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
     runs.resume_run(row["run_id"])
-    job = job_of(note_change(runs.find_job(row["run_id"]), context))
+    job = build_job(note_change(runs.find_job(row["run_id"]), context))
     if not request.watch:
         return job
     return add_next_commands(runs.watch_run(job.run_id, on_progress=context.on_progress, since=since), context)
 
 
-def body(request: requests.CreateInput) -> JsonObject:
+def build_body(request: requests.CreateInput) -> JsonObject:
     """Return the body of a job: a file's, with the parameters laid over it.
 
     Raises `InvalidInput` (`E-SPEC-FILE`) for a file without a job.
@@ -350,10 +350,10 @@ def stop_job(request: requests.StopInput, context: Context, verb: Literal["pause
     while request.wait and not is_gone(row) and time.monotonic() < deadline:
         time.sleep(STOP_POLL_S)
         row = runs.find_job(run_id)
-    return job_of(note_change(row, context))
+    return build_job(note_change(row, context))
 
 
-def job_of(row: Mapping[str, object]) -> Job:
+def build_job(row: Mapping[str, object]) -> Job:
     """Return the row of a job, with the part of its files, as lists show it."""
     return Job.model_validate(row, extra="ignore")
 
@@ -389,7 +389,7 @@ def retry_job(request: requests.RetryInput, context: Context) -> RunResult:
         tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
     )
     chain = tuple(tag for tag in row["tags"] if CHAIN_ID.fullmatch(tag) or REVISION_TAG.fullmatch(tag))
-    work = () if request.refresh else (f"{CONTINUES_TAG}{continued_run(row['tags']) or row['run_id']}",)
+    work = () if request.refresh else (f"{CONTINUES_TAG}{find_continued_run(row['tags']) or row['run_id']}",)
     again = RunInput(target=target, parameters=parameters, refresh=request.refresh, watch=request.watch, tags=tags)
     return start(again, context, own_tags=(*chain, *work))
 
@@ -401,7 +401,7 @@ def read_run_request(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObjec
         return JOB, parameters["job"]
     if "spec" in parameters:
         return parameters["spec"], {}
-    template = runs.deployment_of(row["run_id"]).partition("/")[0]
+    template = runs.find_deployment(row["run_id"]).partition("/")[0]
     if template not in TEMPLATES:
         raise NotFound(
             f"The job {row['name']} cannot be started again.",

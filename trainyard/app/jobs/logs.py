@@ -20,13 +20,13 @@ from pydantic import Field
 
 from trainyard.app.context import Context
 from trainyard.app.live.jobs import NODE, find_recorded, refuse_steering
-from trainyard.app.live.trainings import trainings_of
+from trainyard.app.live.trainings import find_trainings
 from trainyard.app.names import find_job, require_single
 from trainyard.app.responses import Response
 from trainyard.app.runs import LogRow, RunsClient, connect_runs
-from trainyard.app.secrets import known_secrets, read_text_before, redact_lines
-from trainyard.app.services import is_own, known_api_url, locked_out_error, unreachable_error
-from trainyard.app.training_logs import LAST_BYTES, StepLog, training_logs_of
+from trainyard.app.secrets import list_secrets, read_text_before, redact_lines
+from trainyard.app.services import is_own, locked_out_error, resolve_api_url, unreachable_error
+from trainyard.app.training_logs import LAST_BYTES, StepLog, find_training_logs
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
@@ -37,7 +37,7 @@ from trainyard.operations.jobs import LogsInput
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.auth_string import auth_header, read_auth
-from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, RUN_ID, name_run, select_meant, tenant_of
+from trainyard.stores.live.job_ids import JOB_ID, JOB_TAG, RUN_ID, find_tenant, name_run, select_meant
 
 PAGE = 200
 """Rows that the server gives at once, at most."""
@@ -66,7 +66,7 @@ class LogSource(Protocol):
 
 def choose_source(settings: Settings) -> LogSource:
     """Return what knows the logs of runs. Raises `Unavailable` (`E-NO-SERVER`) where there is no server."""
-    url = known_api_url(settings)
+    url = resolve_api_url(settings)
     if is_own(settings, url):
         return OwnServer(settings, url)
     return connect_runs(settings)
@@ -83,7 +83,7 @@ class OwnServer:
 
         Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
         """
-        rows = (run for run in self.candidates(name) if tenant in ("", tenant_of(run["tags"])))
+        rows = (run for run in self.candidates(name) if tenant in ("", find_tenant(run["tags"])))
         return require_single([row_of_log(run) for run in rows], name)
 
     def candidates(self, word: str) -> Iterator[JsonObject]:
@@ -99,7 +99,7 @@ class OwnServer:
     def read_log(self, run_id: str, offset: int = 0) -> list[LogRow]:
         """Return the run's lines from an offset on, in order: {time, level, text}."""
         query = {"flow_run_id": {"any_": [run_id]}}
-        return [line_of(log) for log in self.pages("logs", query, sort="TIMESTAMP_ASC", offset=offset)]
+        return [build_log_row(log) for log in self.pages("logs", query, sort="TIMESTAMP_ASC", offset=offset)]
 
     def pages(self, kind: str, query: JsonMapping, *, sort: str = "", offset: int = 0) -> Iterator[Any]:
         """Yield every row of a query from the `offset`-th on."""
@@ -151,12 +151,12 @@ def live_process(labels: JsonMapping, pid: object) -> psutil.Process | None:
         return None
 
 
-def line_of(log: JsonMapping) -> LogRow:
+def build_log_row(log: JsonMapping) -> LogRow:
     at = datetime.fromisoformat(log["timestamp"]).timestamp()
-    return {"time": at, "level": log["level"], "text": text_of(log["message"])}
+    return {"time": at, "level": log["level"], "text": strip_traceback(log["message"])}
 
 
-def text_of(message: str) -> str:
+def strip_traceback(message: str) -> str:
     """Return a message without the traceback of no exception, which Prefect adds where a flow returned a failure."""
     return message.removesuffix(NO_TRACEBACK)
 
@@ -210,10 +210,10 @@ def read_part(request: LogsInput, context: Context) -> JobLog:
     Raises `NotFound` (`E-NOT-FOUND`) for a trainer that the job does not have.
     """
     row, _ = find_job(request.job, context)
-    source, secret_values = request.source or RUN_LOG, known_secrets(context.settings)
+    source, secret_values = request.source or RUN_LOG, list_secrets(context.settings)
     if source == RUN_LOG and "is_recorded" not in row:
         return read_run_log(row, request, connect_runs(context.settings), secret_values)
-    logs = {work.node: work.log for work in trainings_of(row)}
+    logs = {work.node: work.log for work in find_trainings(row)}
     if source not in logs:
         raise NotFound(
             f"The job {row['name']} has no log of {source!r}.",
@@ -230,7 +230,7 @@ def read_part(request: LogsInput, context: Context) -> JobLog:
     read = read_spans(path, start, request.limit_bytes)
     if has_ended and not read:
         read = read_last_span(path, start, request.limit_bytes)
-    return redact_part(part_of(row["id"], source, read, start, restarted=restarted), secret_values, path)
+    return redact_part(build_part(row["id"], source, read, start, restarted=restarted), secret_values, path)
 
 
 def read_end(job: str, source: str, path: Path, request: LogsInput, *, has_ended: bool) -> JobLog:
@@ -241,10 +241,10 @@ def read_end(job: str, source: str, path: Path, request: LogsInput, *, has_ended
     size = path.stat().st_size if path.is_file() else 0
     last = size if has_ended or not size else find_last_end(path, size)
     end = last if request.before is None else min(request.before, last)
-    return part_of(job, source, read_spans_before(path, end, request.limit_bytes, request.tail), end)
+    return build_part(job, source, read_spans_before(path, end, request.limit_bytes, request.tail), end)
 
 
-def part_of(job: str, source: str, read: Sequence[LineSpan], offset: int, *, restarted: bool = False) -> JobLog:
+def build_part(job: str, source: str, read: Sequence[LineSpan], offset: int, *, restarted: bool = False) -> JobLog:
     """Lines of one log as a part of it; without lines it is empty at its place."""
     lines = [LogLine(source=source, text=span.data.decode("utf-8", "replace")) for span in read]
     first, end = (read[0].start, read[-1].end) if read else (offset, offset)
@@ -259,11 +259,11 @@ def redact_part(part: JobLog, secret_values: Sequence[str], path: Path) -> JobLo
         return part
     (first,) = part.first_offset.values()
     return part.model_copy(
-        update={"lines": tuple(redact_lines_of(part.lines, secret_values, read_text_before(path, first)))}
+        update={"lines": tuple(redact_log_lines(part.lines, secret_values, read_text_before(path, first)))}
     )
 
 
-def redact_lines_of(lines: Iterable[LogLine], secret_values: Sequence[str], before: str = "") -> Iterator[LogLine]:
+def redact_log_lines(lines: Iterable[LogLine], secret_values: Sequence[str], before: str = "") -> Iterator[LogLine]:
     originals = list(lines)
     texts = redact_lines([line.text for line in originals], secret_values, before)
     for line, text in zip(originals, texts, strict=True):
@@ -280,7 +280,7 @@ def read_run_log(row: JsonObject, request: LogsInput, runs: RunsClient, secret_v
     else:
         start = request.offset or 0 if end is None else max(0, end - RUN_LINES)
         read = runs.read_log(row["run_id"], start, RUN_LINES if end is None else end - start)
-    lines = tuple(redact_lines_of((LogLine(source=RUN_LOG, **entry) for entry in read), secret_values))
+    lines = tuple(redact_log_lines((LogLine(source=RUN_LOG, **entry) for entry in read), secret_values))
     return JobLog(
         id=row["id"], lines=lines, next_offset={RUN_LOG: start + len(lines)}, first_offset={RUN_LOG: start}
     )  # fmt: skip
@@ -316,15 +316,15 @@ class LogReader:
     def __init__(self, source: LogSource, run_id: str, settings: Settings) -> None:
         self.source = source
         self.run_id, self.folder = run_id, settings.runs / run_id
-        self.num_read, self.secret_values = 0, known_secrets(settings)
+        self.num_read, self.secret_values = 0, list_secrets(settings)
         self.tails: dict[str, LineTail] = {}
         self.steps: dict[str, StepLog] = {}
 
     def read(self) -> Iterator[LogLine]:
-        return redact_lines_of(self.new_lines(), self.secret_values)
+        return redact_log_lines(self.new_lines(), self.secret_values)
 
     def rest(self) -> Iterator[LogLine]:
-        return redact_lines_of(self.last_lines(), self.secret_values)
+        return redact_log_lines(self.last_lines(), self.secret_values)
 
     def new_lines(self) -> Iterator[LogLine]:
         """Yield the run's new lines, then each trainer's: its output, which carries no time to sort it by, and its
@@ -333,7 +333,7 @@ class LogReader:
         for line in self.source.read_log(self.run_id, self.num_read):
             self.num_read += 1
             yield LogLine(source="run", **line)
-        for work in training_logs_of(self.folder):
+        for work in find_training_logs(self.folder):
             tail = self.tails.get(work.node)
             if tail is None or tail.path != work.log:
                 tail = self.tails[work.node] = LineTail.at_end(work.log, LAST_BYTES)

@@ -11,7 +11,7 @@ from trainyard.app.context import Context
 from trainyard.app.names import find_job
 from trainyard.app.responses import Response
 from trainyard.app.run_records import NodeResult, NodeState, read_chain, read_events, read_result
-from trainyard.app.secrets import known_secrets, redact_lines
+from trainyard.app.secrets import list_secrets, redact_lines
 from trainyard.compute.events import Event
 from trainyard.errors import NotFound
 from trainyard.json_types import JsonMapping, JsonObject
@@ -38,7 +38,7 @@ LEVELS = {"warning": 30, "failed": 40}
 
 
 class RunNode(Response):
-    """One node of a run."""
+    """A node of a run."""
 
     id: str
     type: str
@@ -95,7 +95,7 @@ def list_nodes(request: requests.JobInput, context: Context) -> RunNodes:
     if chain is None:
         return RunNodes(**fields, nodes=())
     progress = follow_events(read_events(folder))
-    ends = ends_of(folder, row)
+    ends = read_node_results(folder, row)
     store = ArtifactStore(context.settings.artifacts)
     nodes = [
         build_run_node(node, progress.get(node.id, []), ends.get(node.id), row, store) for node in order_nodes(chain)
@@ -136,13 +136,13 @@ def show_node(request: requests.NodeInput, context: Context) -> NodeDetail:
             f"The run {row['name']} has no node {request.node!r}.", why=f"It has: {names}.", do="Name one of them.",
             code="E-NOT-FOUND",
         )  # fmt: skip
-    node, end = chain.node(request.node), ends_of(folder, row).get(request.node)
+    node, end = chain.node(request.node), read_node_results(folder, row).get(request.node)
     events = follow_events(read_events(folder)).get(request.node, [])
     now = build_run_node(node, events, end, row, ArtifactStore(context.settings.artifacts))
     facts = end.facts if end else next((event["facts"] for event in reversed(events) if event.get("facts")), {})
     return NodeDetail(
         **dict(now), config=node.config.model_dump(mode="json"), facts=facts,
-        lines=lines_of(events[-MOST_LINES:], context), trains=node.type == "trainer",
+        lines=build_lines(events[-MOST_LINES:], context), trains=node.type == "trainer",
     )  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def follow_events(events: Iterable[Event]) -> dict[str, list[Event]]:
     return by_node
 
 
-def ends_of(folder: Path, row: Mapping[str, object]) -> dict[str, NodeResult]:
+def read_node_results(folder: Path, row: Mapping[str, object]) -> dict[str, NodeResult]:
     """Return how the nodes ended, if the run has ended and was not continued since."""
     result = read_result(folder) if row["state"] in ENDED else None
     return {node.id: node for node in result.nodes} if result else {}
@@ -172,10 +172,10 @@ def build_run_node(
     last = events[-1] if events else {}
     fields: dict[str, object] = {
         "state": state, "message": str(last.get("message") or last.get("text") or ""),
-        "seconds": seconds_of(events), "fraction": last.get("fraction") if state is NodeState.RUNNING else None,
+        "seconds": measure_duration(events), "fraction": last.get("fraction") if state is NodeState.RUNNING else None,
     }  # fmt: skip
     if state in (NodeState.COMPLETED, NodeState.REUSED):
-        fields["outputs"] = outputs_of(store, str(stated[-1]["key"]))
+        fields["outputs"] = read_outputs(store, str(stated[-1]["key"]))
     if end is not None:
         fields = {"state": end.state, "message": end.message, "seconds": end.seconds, "outputs": end.outputs}
     return RunNode(
@@ -198,7 +198,7 @@ def choose_state(state: NodeState, run: JobState) -> NodeState:
     return state if state is NodeState.RUNNING else NodeState.PENDING
 
 
-def seconds_of(events: Sequence[Event]) -> float:
+def measure_duration(events: Sequence[Event]) -> float:
     """Return how long the last attempt of a node took: until its end, or until its last event so far."""
     starts = [index for index, event in enumerate(events) if event["event"] == "started"]
     if not starts:
@@ -208,7 +208,7 @@ def seconds_of(events: Sequence[Event]) -> float:
     return round(float(last["time"] - attempt[0]["time"]), 3)
 
 
-def outputs_of(store: ArtifactStore, key: str) -> dict[Port, Reference]:
+def read_outputs(store: ArtifactStore, key: str) -> dict[Port, Reference]:
     """Return what a finished result contains, as its manifest says; nothing if it was removed since."""
     manifest = store.folder(key) / MANIFEST
     if not manifest.is_file():
@@ -216,14 +216,14 @@ def outputs_of(store: ArtifactStore, key: str) -> dict[Port, Reference]:
     return NodeOutput.model_validate(read_versioned("artifact", manifest.read_bytes(), manifest)["output"]).outputs
 
 
-def lines_of(events: Iterable[Event], context: Context) -> tuple[NodeLine, ...]:
+def build_lines(events: Iterable[Event], context: Context) -> tuple[NodeLine, ...]:
     """Events as the lines of a log, without secrets."""
-    lines = [line_of(event) for event in events]
-    texts = redact_lines([line.text for line in lines], known_secrets(context.settings))
+    lines = [build_line(event) for event in events]
+    texts = redact_lines([line.text for line in lines], list_secrets(context.settings))
     return tuple(line.model_copy(update={"text": text}) for line, text in zip(lines, texts, strict=True))
 
 
-def line_of(event: Event) -> NodeLine:
+def build_line(event: Event) -> NodeLine:
     """Return an event as a line of a log."""
     kind = event["event"]
     text = str(event.get("text") or event.get("message") or "")

@@ -1,4 +1,4 @@
-"""Where the results of a run come from: its chain, what was read, the result of each node, and how it was trained.
+"""Provenance of a run's results: its chain, what was read, the result of each node, and how it was trained.
 
 Everything is read from what the run has left: its resolved chain, its events, the manifests of its results, and the
 `training.json` of what it trained. While a training is running its ledger is in its events.
@@ -16,7 +16,7 @@ from trainyard.app import run_folders as finding
 from trainyard.app.artifacts.contents import damaged_error
 from trainyard.app.context import Context
 from trainyard.app.jobs.samples import read_lines_with
-from trainyard.app.live.trainings import trainings_of
+from trainyard.app.live.trainings import find_trainings
 from trainyard.app.names import find_job, find_run
 from trainyard.app.responses import Response
 from trainyard.app.run_folders import FoundArtifact, RunFolder
@@ -49,7 +49,7 @@ class ReadSource(Response):
 
 
 class KeptResult(Response):
-    """One port of a node that has ended."""
+    """A port of a node that has ended."""
 
     node: str
     type: str
@@ -67,7 +67,7 @@ class KeptResult(Response):
 
 
 class TrainedFrom(Response):
-    """One step of a lineage: a base, then each adapter that was trained further."""
+    """A step of a lineage: a base, then each adapter that was trained further."""
 
     sha256: str = ""
     stage: str = ""
@@ -79,7 +79,7 @@ class TrainedFrom(Response):
 
 
 class TrainingOrigin(Response):
-    """One trainer: what it counted, and how it was carried out."""
+    """A trainer: what it counted, and how it was carried out."""
 
     node: str
     ended: bool
@@ -121,15 +121,15 @@ def show_provenance(request: requests.JobInput, context: Context) -> Provenance:
     if not (path / finding.CHAIN_FILE).is_file():
         return Provenance(id=row["id"], run_id=row["run_id"], tenant=row["tenant"])
     run, store = find_run(row["run_id"], context), finding.open_store(context)
-    artifacts = list(finding.artifacts_of(run, store))
+    artifacts = list(finding.find_artifacts(run, store))
     try:
         data = tuple(ReadSource(**drop_none(source)) for source in data_sources(path, context.settings.artifacts))
-        trainings = tuple(list_trainings(artifacts, trainings_of(row), context))
+        trainings = tuple(list_trainings(artifacts, find_trainings(row), context))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged_error(path, f"What the run has recorded is not of this version: {error}") from error
     return Provenance(
         id=row["id"], run_id=run.id, chain=run.name, digest=str(run.chain.get("digest") or ""), tenant=run.tenant,
-        data=data, results=tuple(result_of(artifact, run) for artifact in artifacts), trainings=trainings,
+        data=data, results=tuple(describe_result(artifact, run) for artifact in artifacts), trainings=trainings,
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def list_trainings(
         artifact = results.get(node)
         sha256 = artifact.reference.sha256 if artifact and artifact.reference else ""
         names = tuple(version.name for version in every if sha256 and version.sha256 == sha256)
-        yield origin_of(node, read_record(artifact, store) if artifact else {}, works_by_node.get(node), names)
+        yield describe_training(node, read_record(artifact, store) if artifact else {}, works_by_node.get(node), names)
 
 
 def drop_none(fields: JsonMapping) -> JsonObject:
@@ -156,7 +156,7 @@ def drop_none(fields: JsonMapping) -> JsonObject:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def result_of(artifact: FoundArtifact, run: RunFolder) -> KeptResult:
+def describe_result(artifact: FoundArtifact, run: RunFolder) -> KeptResult:
     chain_node: JsonMapping = next(
         (node for node in run.chain.get("nodes") or () if node.get("id") == artifact.node), {}
     )
@@ -182,20 +182,22 @@ def read_record(artifact: FoundArtifact, store: Any) -> dict[str, object]:
     return value
 
 
-def origin_of(node: str, record: JsonMapping, work: TrainingLogs | None, registered: tuple[str, ...]) -> TrainingOrigin:
+def describe_training(
+    node: str, record: JsonMapping, work: TrainingLogs | None, registered: tuple[str, ...]
+) -> TrainingOrigin:
     """Return a trainer by its record; before its end by the ledger in its events."""
     data = record.get("data") or (read_ledger(work) if work else {})
     hyper = record.get("hyperparameters") or {}
     return TrainingOrigin(
         node=node, ended=bool(record), registered=registered, seed=hyper.get("seed"),
-        tokens=counts_of(data.get("tokens")), rows=counts_of(data.get("rows")),
+        tokens=build_counts(data.get("tokens")), rows=build_counts(data.get("rows")),
         words={name: str(record[name]) for name in WORDS if record.get(name) not in (None, "")},
         versions={str(name): str(value) for name, value in (record.get("versions") or {}).items()},
-        lineage=tuple(lineage_of(record.get("lineage") or ())),
+        lineage=tuple(describe_lineage(record.get("lineage") or ())),
     )  # fmt: skip
 
 
-def lineage_of(entries: Sequence[Any]) -> Iterator[TrainedFrom]:
+def describe_lineage(entries: Sequence[Any]) -> Iterator[TrainedFrom]:
     for entry in entries:
         if isinstance(entry, Mapping):
             fields = {name: str(entry.get(name) or "") for name in ("sha256", "stage", "method", "scored_by")}
@@ -206,7 +208,7 @@ def parent_sha256(parent: object) -> str:
     return str(parent.get("sha256") or "") if isinstance(parent, Mapping) else str(parent)
 
 
-def counts_of(counts: Any) -> Counts:
+def build_counts(counts: Any) -> Counts:
     return {str(name): int(count) for name, count in (counts or {}).items() if number(count) is not None}
 
 

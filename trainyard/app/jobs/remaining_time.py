@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from trainyard.app.context import Context
-from trainyard.app.live.trainings import curves_folder, read_new_steps, trainings_of
+from trainyard.app.live.trainings import curves_folder, find_trainings, read_new_steps
 from trainyard.app.plan.estimate import FinishedNodes, count_tokens, find_shapes, find_timings, name_data_sets
 from trainyard.app.responses import Response
 from trainyard.app.run_folders import ENDED, read_output
 from trainyard.app.run_records import read_chain, read_events
 from trainyard.app.training_logs import TrainingLogs
-from trainyard.compute.gpus import devices_here
+from trainyard.compute.gpus import list_devices
 from trainyard.errors import Conflict, Corrupt
 from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
@@ -28,7 +28,7 @@ WORKING = (JobState.PENDING, JobState.RUNNING)
 
 
 class TimeLeft(Response):
-    """One training that has not ended."""
+    """A training that has not ended."""
 
     node: str
     seconds: float | None = None
@@ -46,7 +46,7 @@ def estimate_time_left(row: Row, context: Context) -> tuple[TimeLeft, ...]:
     if row["state"] not in WORKING:
         return ()
     folder, settings = context.settings.runs / row["run_id"], context.settings
-    works = {work.node: work for work in trainings_of(row)}
+    works = {work.node: work for work in find_trainings(row)}
     chain = read_chain(folder)
     if chain is None or not works.keys() <= chain.by_id.keys():
         return ()  # the trials of a sweep pause at their rungs
@@ -86,11 +86,11 @@ def subtract_elapsed(node: str, seconds: float | None, work: TrainingLogs | None
 
 def estimate_by_plan(chain: ResolvedChain, ended: JsonObject, settings: Settings) -> dict[str, float]:
     """Trainer's id -> seconds that `plan` estimates, with the rows that the nodes before it have left by now."""
-    settings, here = settings.for_tenant(chain.tenant), devices_here()[0]
+    settings, here = settings.for_tenant(chain.tenant), list_devices()[0]
     outputs = dict(read_finished_outputs(ended, settings))
     finished = FinishedNodes(chain, {node_id: outputs.get(node_id) for node_id in chain.order}, ended)
     inputs = Known(
-        rows={node_id: counted for node_id, output in outputs.items() if (counted := rows_of(output))},
+        rows={node_id: counted for node_id, output in outputs.items() if (counted := count_rows(output))},
         shapes=find_shapes(chain, settings), device=here, timings=find_timings(chain, settings, here),
         data=name_data_sets(finished), tokens_per_row=count_tokens(finished),
     )  # fmt: skip
@@ -113,5 +113,5 @@ def read_finished_outputs(ended: Mapping[str, object], settings: Settings) -> It
             yield node, output
 
 
-def rows_of(output: NodeOutput) -> dict[Port, int]:
+def count_rows(output: NodeOutput) -> dict[Port, int]:
     return {port: part.rows for port, part in output.outputs.items() if part.rows is not None}

@@ -1,4 +1,4 @@
-"""What a model answered to held-out prompts while it was trained: `eval.samples` of them at each evaluation."""
+"""Answers of a model to held-out prompts during training: `eval.samples` of them at each evaluation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainyard.app.context import Context
-from trainyard.app.live.trainings import trainings_of
+from trainyard.app.live.trainings import find_trainings
 from trainyard.app.names import find_job
 from trainyard.app.responses import Response
 from trainyard.app.training_logs import TrainingLogs
@@ -25,7 +25,7 @@ class SampledAnswer(Response):
 
 
 class SampleRound(Response):
-    """One evaluation's answers."""
+    """An evaluation's answers."""
 
     node: str
     step: int
@@ -44,7 +44,7 @@ class JobSamples(Response):
 def show_samples(request: requests.SamplesInput, context: Context) -> JobSamples:
     """Return the answers of the newest evaluations, or of one step."""
     row, _ = find_job(request.job, context)
-    rounds = [entry for work in trainings_of(row) if request.node in (None, work.node) for entry in read_rounds(work)]
+    rounds = [entry for work in find_trainings(row) if request.node in (None, work.node) for entry in read_rounds(work)]
     rounds.sort(key=lambda entry: entry.step)
     newest = [entry for entry in reversed(rounds) if request.step in (None, entry.step)]
     steps = tuple(sorted({entry.step for entry in rounds}))
@@ -62,11 +62,11 @@ def read_rounds(work: TrainingLogs) -> Iterator[SampleRound]:
             last = restarted.get("step") if isinstance(restarted, dict) else None
             rounds = {step: entry for step, entry in rounds.items() if isinstance(last, int) and step <= last}
         elif event["event"] == "samples" and isinstance(step := event.get("step"), int):
-            rounds[step] = round_of(work.node, step, event)
+            rounds[step] = build_round(work.node, step, event)
     yield from rounds.values()
 
 
-def round_of(node: str, step: int, event: Mapping[str, object]) -> SampleRound:
+def build_round(node: str, step: int, event: Mapping[str, object]) -> SampleRound:
     samples = event.get("samples")
     rows = [row for row in samples if isinstance(row, dict)] if isinstance(samples, list) else []
     answers = (SampledAnswer(prompt=str(row.get("prompt", "")), answer=str(row.get("answer", ""))) for row in rows)

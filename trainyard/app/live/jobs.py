@@ -31,8 +31,8 @@ from trainyard.errors import Conflict, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.jobs import JobRecord, JobStore, NoteStore, SubmittingProcess
-from trainyard.stores.live.job_ids import derive_job_id, group_of, is_named
-from trainyard.stores.live.job_index import JobIndex, JobPage, JobQuery, Row, page_of, place_of
+from trainyard.stores.live.job_ids import derive_job_id, find_group, is_named
+from trainyard.stores.live.job_index import JobIndex, JobPage, JobQuery, Row, build_page, sort_key
 
 NODE = "trainer"
 OPEN = (JobState.PENDING, JobState.RUNNING)
@@ -101,9 +101,9 @@ def merge_recorded(page: JobPage, query: JobQuery, settings: Settings) -> JobPag
     accepted = [row for row in list_recorded_rows(settings) if query.accepts(row)]
     if not accepted:
         return page
-    rows = sorted([*page.rows, *accepted], key=place_of, reverse=True)
+    rows = sorted([*page.rows, *accepted], key=sort_key, reverse=True)
     if len(rows) > query.limit:
-        return page_of(rows, query.limit)
+        return build_page(rows, query.limit)
     return JobPage(rows, page.next)
 
 
@@ -136,9 +136,9 @@ def list_job_rows(query: JobQuery, context: Context) -> FoundJobs:
 
 
 def add_labels(row: Row, settings: Settings) -> Row:
-    """Return the row with its group and with what somebody wrote about it."""
+    """Return the row with its group and with its notes."""
     note = NoteStore(settings.notes).read(row["run_id"])
-    return row | {"group": group_of(row.get("tags", ())), "note": note.text if note else ""}
+    return row | {"group": find_group(row.get("tags", ())), "note": note.text if note else ""}
 
 
 def select_page(query: JobQuery, context: Context) -> FoundJobs:

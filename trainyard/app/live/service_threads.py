@@ -1,8 +1,8 @@
-"""What a service keeps ready while it runs, in threads of its own.
+"""Background threads of a service, which keep its answers ready.
 
 Whether a worker takes runs, for `/health`: looked at in a thread of its own, at most once in five seconds.
 
-Asked over HTTP and not by Prefect's client, whose import takes seconds: a service that nobody uses has not done it.
+Asked over HTTP and not by Prefect's client, whose import takes seconds: an unused service has not done it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TIMEOUT_S = 2.0
 
 
 class WorkerState(StrEnum):
-    """Whether something takes the runs of this home's pool."""
+    """State of the worker of this home's pool."""
 
     RUNNING = "running"
     ABSENT = "absent"

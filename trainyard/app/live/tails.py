@@ -25,7 +25,7 @@ KEPT_LINES = 2000
 
 
 class LogPlace(NamedTuple):
-    """Where a client is in a file."""
+    """Position of a client in a file."""
 
     offset: int = 0
     inode: int = 0
@@ -34,7 +34,7 @@ class LogPlace(NamedTuple):
 
 @dataclass
 class FileTail:
-    """One file and its last lines."""
+    """A file and its last lines."""
 
     path: Path
     listeners: set[asyncio.Event] = field(default_factory=set)

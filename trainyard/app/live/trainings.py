@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.app.training_logs import TrainingLogs, training_logs_of
+from trainyard.app.training_logs import TrainingLogs, find_training_logs
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, EventTail
 from trainyard.json_types import JsonObject
@@ -27,7 +27,7 @@ SHOWN = ("node", "step", "total_steps", "loss")
 def add_files(row: Row, settings: Settings) -> Row:
     """Return the row of a job with the facts of its resolved chain and the progress of its trainers."""
     folder = settings.runs / row["run_id"]
-    trainings = [describe(work, curves_folder(settings)) for work in training_logs_of(folder)]
+    trainings = [describe(work, curves_folder(settings)) for work in find_training_logs(folder)]
     progress = {name: trainings[-1][name] for name in SHOWN} if trainings else {}
     return {**add_chain_facts(row, folder), **progress, "trainings": trainings}
 
@@ -44,7 +44,7 @@ def describe(work: TrainingLogs, curves: Path) -> JsonObject:
     return {"node": work.node, "folder": str(work.folder), "since": work.since, **progress.model_dump()}
 
 
-def trainings_of(row: Row) -> list[TrainingLogs]:
+def find_trainings(row: Row) -> list[TrainingLogs]:
     """Return the trainers of a row that has its files' part."""
     return [
         TrainingLogs(training["node"], Path(training["folder"]), training["since"]) for training in row["trainings"]
@@ -81,7 +81,7 @@ BEGINS = ("started", "begin")
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """One running training. None: its newest events do not say."""
+    """A running training. None: its newest events do not say."""
 
     backend: str
     stage: str
@@ -99,10 +99,10 @@ def read_speeds(index: JobIndex) -> Iterator[TrainingSpeed]:
     for row in index.select(JobQuery(state=JobState.RUNNING, limit=MOST_RUNNING)).rows:
         if row.get("trainings"):
             folder = Path(row["trainings"][-1]["folder"])
-            yield speed_of(row, EventTail.at_end(folder / EVENTS_FILE, TAIL_BYTES).read_all())
+            yield measure_speed(row, EventTail.at_end(folder / EVENTS_FILE, TAIL_BYTES).read_all())
 
 
-def speed_of(row: Row, events: Iterable[Event]) -> TrainingSpeed:
+def measure_speed(row: Row, events: Iterable[Event]) -> TrainingSpeed:
     """Return what some events say, the oldest first."""
     first: tuple[float, float] | None = None
     last: tuple[float, float] | None = None

@@ -32,7 +32,7 @@ STOPPING = ("cancelling", "pausing")
 
 
 class DeviceHolder(Response):
-    """Who has a device."""
+    """Process that uses a device."""
 
     kind: str
     """`job`, `session`, `program` (of `TrainingManager`), or `process`."""
@@ -45,7 +45,7 @@ class DeviceHolder(Response):
 
 
 class DeviceWait(Response):
-    """What a job waits for."""
+    """Wait of a job, and its cause."""
 
     reason: str
     """`device`, `turn` (an equal training) or `limit` (of the server)."""
@@ -60,7 +60,7 @@ class DeviceWait(Response):
 
 
 class DeviceState(Response):
-    """One device of this machine, as Trainyard's processes use it."""
+    """A device of this machine, as Trainyard's processes use it."""
 
     device: int
     holder: DeviceHolder | None
@@ -69,7 +69,7 @@ class DeviceState(Response):
 
     @property
     def text(self) -> str:
-        """Holder and queue in words; empty for a free device that nobody waits for."""
+        """Holder and queue in words; empty for a free device without a queue."""
         owner = self.holder
         since = f" since {clock(owner.since)}" if owner is not None and owner.since else ""
         owned = f"{owner.kind} {owner.name} has it{since}" if owner is not None else ""
@@ -141,11 +141,11 @@ def add_wait(row: Row, wait: DeviceWait | None, settings: Settings) -> Row:
         return row
     if wait is None:
         is_silent = row["state"] is JobState.RUNNING and not row.get("detail")
-        return {**row, "detail": activity_of(settings.runs / row["run_id"])} if is_silent else row
+        return {**row, "detail": describe_activity(settings.runs / row["run_id"])} if is_silent else row
     return {**row, "detail": f"waiting for {SUBJECTS[wait.reason]}", "message": wait.text, "waiting": wait}
 
 
-def activity_of(folder: Path) -> str:
+def describe_activity(folder: Path) -> str:
     """Return the current activity of the run of a folder."""
     chain = read_chain(folder)
     return read_activity(folder, {node.id: node.type for node in chain.nodes}) if chain else ""

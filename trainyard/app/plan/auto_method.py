@@ -19,8 +19,8 @@ from pathlib import Path
 
 from trainyard.app.plan.machine import find_base_folder
 from trainyard.backends.timings import read_timings, timing_key
-from trainyard.compute.gpus import device_memory, devices_here
-from trainyard.errors import Reason, Refused, TrainyardError, reason_of
+from trainyard.compute.gpus import device_memory, list_devices
+from trainyard.errors import Reason, Refused, TrainyardError, to_reason
 from trainyard.settings import Settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.devices import Device
@@ -28,10 +28,10 @@ from trainyard.spec.axes.methods import AutoSettings, Method
 from trainyard.spec.chain import ChainSpec, ResolvedChain
 from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.table import run_reasons
-from trainyard.spec.estimate.cascade import differences, needed, smaller_batch, with_hyper
-from trainyard.spec.estimate.memory import GIB, memory_of
+from trainyard.spec.estimate.cascade import bytes_with_reserve, differences, smaller_batch, with_hyper
+from trainyard.spec.estimate.memory import GIB, estimate_memory
 from trainyard.spec.estimate.shape import ModelShape
-from trainyard.spec.graph import RUNGS, auto_trainers, bound_reasons, on_method, resolve, with_method
+from trainyard.spec.graph import RUNGS, apply_method, auto_trainers, check_bounds, resolve, with_method
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import resolve_model
 
@@ -99,7 +99,7 @@ def resolve_auto_methods(
     Raises `Refused` with the reasons of the method that comes nearest, with `E-MEMORY-FIT` when nothing fits or the
     sizes of the model are not known, and with `R-DEVICE` when the memory is not.
     """
-    if reasons := bound_reasons(spec):
+    if reasons := check_bounds(spec):
         raise Refused(reasons)
     decisions = []
     for at in auto_trainers(spec):
@@ -118,7 +118,7 @@ def resolve_auto_method(
     smallest: tuple[TrainerConfig, Method] | None = None
     node, budget, shape = "", None, None
     for method in RUNGS:
-        candidate = on_method(config, method)
+        candidate = apply_method(config, method)
         try:
             trainer_id, resolved = resolve_candidate(spec, at, candidate, default, facts)
         except Refused as error:
@@ -169,7 +169,9 @@ def resolve_candidate(
     for other in auto_trainers(tried):  # a later one, which is chosen after this one
         config = tried.nodes[other].config
         assert isinstance(config, TrainerConfig)
-        tried = with_method(tried, other, on_method(config, choose_provisional_method(tried, other, config, default)))
+        tried = with_method(
+            tried, other, apply_method(config, choose_provisional_method(tried, other, config, default))
+        )
     chain = resolve(tried, default)
     node = chain.nodes[at]
     if reasons := [reason for reason in run_reasons(chain, facts) if reason.node == node.id]:
@@ -181,7 +183,7 @@ def resolve_candidate(
 def choose_provisional_method(spec: ChainSpec, at: int, config: TrainerConfig, default: str) -> Method:
     """Return a method for a trainer that is not decided yet: one that nothing refuses, if there is one."""
     for method in (Method.LORA, Method.FULL):
-        tried = with_method(spec, at, on_method(config, method))
+        tried = with_method(spec, at, apply_method(config, method))
         if auto_trainers(tried):
             return Method.LORA
         try:
@@ -196,7 +198,7 @@ def find_budget(config: TrainerConfig, node: str) -> Budget:
     """Return the memory to choose for: as requested, or of the device. Raises `Refused` (`R-DEVICE`) where it is not
     known.
     """
-    here = devices_here()
+    here = list_devices()
     device = here[0] if config.device is Device.AUTO else config.device
     memory_gb = config.method.memory_gb if isinstance(config.method, AutoSettings) else None
     if memory_gb is not None:
@@ -215,7 +217,7 @@ def require_base_shape(config: TrainerConfig, node: str, settings: Settings) -> 
     try:
         folder = resolve_model(name, settings).path
     except TrainyardError as error:  # a folder without weights, or one that may not be loaded
-        raise Refused([reason_of(error, node, "config.base_model")]) from error
+        raise Refused([to_reason(error, node, "config.base_model")]) from error
     path = folder / "config.json" if folder else Path()
     shape = ModelShape.from_config(json.loads(path.read_text("utf-8"))) if folder and path.is_file() else None
     if shape is None:
@@ -227,12 +229,12 @@ def require_base_shape(config: TrainerConfig, node: str, settings: Settings) -> 
 
 def check_memory(shape: ModelShape, config: TrainerConfig, budget: Budget, settings: Settings, knobs: str) -> Rung:
     """Return whether a way of training fits, by its estimate and by what was measured."""
-    method, needs = config.method.type, needed(memory_of(shape, config, budget.device))
+    method, needs = config.method.type, bytes_with_reserve(estimate_memory(shape, config, budget.device))
     missing = needs - budget.memory_bytes
     if missing > 0:
         return Rung(method=method, knobs=knobs, needed_bytes=needs, why=f"and {missing / GIB:.2f} are missing")
     key = timing_key(config, find_base_folder(str(config.base_model), settings), budget.device, settings)
-    problem = read_timings(key, settings).problem_of(config)
+    problem = read_timings(key, settings).find_problem(config)
     if problem is not None:
         return Rung(method=method, knobs=knobs, needed_bytes=needs, why=f"and did not fit: {problem.why}")
     return Rung(method=method, knobs=knobs, needed_bytes=needs, fits=True)

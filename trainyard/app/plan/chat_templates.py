@@ -16,7 +16,7 @@ from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, PromptRow, Row, SftRow
-from trainyard.errors import InvalidInput, Reason, TrainyardError, reason_of
+from trainyard.errors import InvalidInput, Reason, TrainyardError, to_reason
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
@@ -49,7 +49,7 @@ def template_problems(chain: ResolvedChain, settings: Settings, nodes: frozenset
             if config.engine.template != AUTO:
                 check_tokens(config, tokenizer)
         except TrainyardError as error:
-            reasons.append(reason_of(error, node.id, "config.engine.template"))
+            reasons.append(to_reason(error, node.id, "config.engine.template"))
     return reasons
 
 

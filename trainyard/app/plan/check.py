@@ -14,7 +14,7 @@ from trainyard.app.plan.tenancy import keep_to_tenant
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.app.tenant_view import hide_error, hide_reasons
-from trainyard.errors import InvalidInput, Reason, Refused, reason_of
+from trainyard.errors import InvalidInput, Reason, Refused, to_reason
 from trainyard.json_types import JsonObject
 from trainyard.operations.chains import ChainText, CheckInput
 
@@ -69,7 +69,7 @@ def check_file(target: Path | ChainText, context: Context) -> FileCheck:
         return FileCheck(file=str(path), ok=False, reasons=rows_of(reasons))
     except InvalidInput as error:
         visible_error = hide_error(context.caller, error, settings)
-        row = {**reason_of(visible_error, None, "").as_dict(), "line": str(visible_error)}
+        row = {**to_reason(visible_error, None, "").as_dict(), "line": str(visible_error)}
         return FileCheck(file=str(path), ok=False, reasons=(row,))
     notes = [f"{decision.node}: {decision.lines()[0]}; the machine that runs it decides" for decision in decisions]
     notes += [f"{node.id}: {text}" for node in chain.nodes for text in list_advice(node.config, settings)]

@@ -162,7 +162,10 @@ def estimate_left_s(run: str, settings: Settings) -> float | None:
                 pace, left = TrainingPace(), None
             elif event["event"] == "progress":
                 total, time = number(event.get("total_steps")), number(event.get("time"))
-                left, reported = pace.left_s(int(number(event.get("step")) or 0), total, time), time or 0.0
+                left, reported = (
+                    pace.estimate_remaining_s(int(number(event.get("step")) or 0), total, time),
+                    time or 0.0,
+                )
     return None if left is None else max(0.0, left - max(0.0, now() - reported))
 
 
@@ -170,9 +173,9 @@ def list_event_files(run: str, settings: Settings) -> list[Path]:
     """Return the events of the newest training of a run, or of a job."""
     if not run:
         return []
-    from trainyard.app.training_logs import training_logs_of  # imports readers of tables; free devices need none
+    from trainyard.app.training_logs import find_training_logs  # imports readers of tables; free devices need none
 
-    logs = training_logs_of(settings.runs / run)
+    logs = find_training_logs(settings.runs / run)
     if logs:
         return [logs[-1].folder / EVENTS_FILE]
     from trainyard.backends.manager import events_file  # imports the backends; free devices need none

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from trainyard.backends.base import probe_all
-from trainyard.compute.gpus import devices_here
+from trainyard.compute.gpus import list_devices
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.remote.kinds import find_kind
 from trainyard.errors import Reason, Refused, TrainyardError
@@ -52,7 +52,7 @@ def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> 
         path_problem=path_problem,
         backends=probe_backends(settings),
         base=lambda name: find_base_facts(name, settings),
-        devices=frozenset(devices_here()),
+        devices=frozenset(list_devices()),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(),
         embedded=has_embedded_server(settings) if asks_embedded else None,
         has_module=has_module,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainyard.app.plan.estimate import FinishedNodes, key_name
 from trainyard.app.plan.machine import find_base_folder, list_trainers
-from trainyard.backends.job import job_for
+from trainyard.backends.job import prepare_job
 from trainyard.backends.timings import STEPS, run_probe
 from trainyard.data import rows as shapes
 from trainyard.data.rows import Message, Row
@@ -62,7 +62,7 @@ def measure(nodes: FinishedNodes, settings: Settings, say: Callable[[str], None]
                 data = probe_data(nodes, node, Path(scratch), settings)
                 say(f"{node.id}: measuring {STEPS} steps on {data.text}")
                 sha256 = {data.port: data.name} if data.name else {}
-                job = job_for(
+                job = prepare_job(
                     config, base, settings, data={data.port: str(data.folder)}, data_sha256=sha256, node=node.id
                 )
                 problem = run_probe(job, Path(scratch) / "out", settings, say)

@@ -31,9 +31,9 @@ from trainyard.app.plan.tenancy import keep_to_tenant
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.backends.choices import decide_choices, decide_evaluation
-from trainyard.backends.timings import slowdown_here
+from trainyard.backends.timings import measure_slowdown
 from trainyard.callbacks import ignore
-from trainyard.compute.gpus import devices_here
+from trainyard.compute.gpus import list_devices
 from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.operations.chains import PlanInput
 from trainyard.sandbox.service import find_confinement
@@ -129,12 +129,12 @@ def plan_chain(
         from trainyard.app.plan.measure import measure as measure_steps  # imports the readers of rows
 
         problems = measure_steps(finished_nodes, settings, say)
-    here = devices_here()[0]
+    here = list_devices()[0]
     inputs = Known(
         rows={node_id: look.rows for node_id, look in looks.items() if look.rows},
         shapes=find_shapes(chain, settings),
         device=here,
-        timings=find_timings(chain, settings, here, slowdown_here(Device.CPU)),
+        timings=find_timings(chain, settings, here, measure_slowdown(Device.CPU)),
         data=name_data_sets(finished_nodes),
         tokens_per_row=count_tokens(finished_nodes),
         queue_s=estimate_queue_s(settings),
@@ -183,7 +183,7 @@ def list_advice(config: Any, settings: Settings) -> list[str]:
     if not isinstance(config, TrainerConfig):
         return []
     base = find_base_facts(config.base_model, settings) if config.base_model else None
-    return [*advice(config, devices_here()[0]), *(length_advice(config, base) if base else ())]
+    return [*advice(config, list_devices()[0]), *(length_advice(config, base) if base else ())]
 
 
 def list_step_advice(config: Any, steps: int | None) -> list[str]:

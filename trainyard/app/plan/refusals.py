@@ -16,16 +16,16 @@ from urllib.parse import urlsplit
 from trainyard.app.plan.keys import Dependency, dependencies, model_digest
 from trainyard.app.plan.machine import find_base_folder, is_local, list_trainers, read_machine_facts, read_memory_bytes
 from trainyard.backends.base import probe
-from trainyard.compute.gpus import devices_here
+from trainyard.compute.gpus import list_devices
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO, FILE_ENDING, choose_template
-from trainyard.errors import NotFound, Reason, Refused, TrainyardError, Unavailable, reason_of
+from trainyard.errors import NotFound, Reason, Refused, TrainyardError, Unavailable, to_reason
 from trainyard.serve.prompt_fields import check_chat_template
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import rank_of
+from trainyard.spec.axes.methods import find_rank
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.estimate.estimate import SampledNode
@@ -215,7 +215,7 @@ def check_dependency(dependency: Dependency, node: ResolvedNode, settings: Setti
     except Refused as refused:
         return [replace(reason, node=node.id) for reason in refused.reasons if reason.code != ROOT_CODE]
     except TrainyardError as error:
-        return [reason_of(error, node.id, dependency.field)]
+        return [to_reason(error, node.id, dependency.field)]
     return []
 
 
@@ -247,7 +247,7 @@ def check_teachers(
         config = node.config
         if not isinstance(config, TrainerConfig) or (name := config.stage.teacher_model) is None:
             continue
-        if Device.CPU not in (config.device, devices_here()[0]):
+        if Device.CPU not in (config.device, list_devices()[0]):
             continue
         try:
             parameters = resolve_model(name, settings).parameters or 0
@@ -272,7 +272,7 @@ def check_template_choices(chain: ResolvedChain, settings: Settings) -> list[Rea
         except Refused as refused:
             reasons += [replace(reason, node=node.id) for reason in refused.reasons if reason.code != ROOT_CODE]
         except TrainyardError as error:
-            reasons.append(reason_of(error, node.id, "config.engine.template"))
+            reasons.append(to_reason(error, node.id, "config.engine.template"))
     return reasons
 
 
@@ -344,7 +344,7 @@ def sum_ranks_below(chain: ResolvedChain, trainer: ResolvedNode) -> int:
     if before is None or config.adapter == "continue":
         return 0
     assert isinstance(before.config, TrainerConfig)
-    return rank_of(before.config.method) + sum_ranks_below(chain, before)
+    return find_rank(before.config.method) + sum_ranks_below(chain, before)
 
 
 def sort_by_node(chain: ResolvedChain, reasons: Iterable[Reason]) -> list[Reason]:

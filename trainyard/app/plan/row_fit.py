@@ -81,7 +81,7 @@ def fit_rows(
     """
     rows = read_until(deadline, shapes.read_rows(path, port))
     if port in config.stage.facts.instead:
-        rows = map(shapes.chosen_side, rows)
+        rows = map(shapes.to_chosen_row, rows)
     stage = config.stage
     if Port.TEXT in stage.facts.ports:
         return fit_texts(config, rows, tokenizer)

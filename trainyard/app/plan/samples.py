@@ -20,11 +20,11 @@ from typing import Any
 from trainyard.app.plan.machine import find_base_folder, is_local
 from trainyard.callbacks import ignore
 from trainyard.data.limited.requests import ParseRequest
-from trainyard.data.limited.service import kept_service
+from trainyard.data.limited.service import keep_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
 from trainyard.data.rows import ROWS_FILE
 from trainyard.data.sources import read_source
-from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable, reason_of
+from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable, to_reason
 from trainyard.evals.tasks import count_held_out
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
@@ -157,7 +157,7 @@ class Reading:
                 self.fit(node, config)
         except TrainyardError as error:
             if all(sample_set.whole for name in before for sample_set in self.sets[name].values()):
-                self.sample.reasons.append(reason_of(error, node.id, ""))
+                self.sample.reasons.append(to_reason(error, node.id, ""))
             else:
                 self.note(node.id, f"of the rows that were read: {error.what} {error.why}".strip())
 
@@ -255,7 +255,7 @@ class Reading:
     def reader(self) -> Iterator[None]:
         """Have a reading service that is ended when the time is over."""
         if not self.deadline:
-            self.service = self.stack.enter_context(kept_service())
+            self.service = self.stack.enter_context(keep_service())
             self.service.parse(ParseRequest(()))  # its imports do not count as reading
             self.deadline = time.monotonic() + self.settings.plan_read_s
         process = self.service.process

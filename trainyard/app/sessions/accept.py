@@ -19,7 +19,7 @@ from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.table import run_reasons, session_reasons
 from trainyard.spec.graph import check
 from trainyard.spec.job import SessionSpec, resolve_session, trainer_of_session
-from trainyard.spec.load.parse import reasons_of, validate
+from trainyard.spec.load.parse import build_reasons, validate
 from trainyard.spec.nodes import TrainerNode
 from trainyard.spec.training import TrainerConfig
 
@@ -55,7 +55,7 @@ def read_spec(fields: Mapping[str, object]) -> SessionSpec:
     try:
         return validate(SessionSpec, dict(fields))
     except ValidationError as error:
-        raise Refused(reasons_of(error, SessionSpec)) from error
+        raise Refused(build_reasons(error, SessionSpec)) from error
 
 
 def keep_own_tenant(spec: SessionSpec, fields: Mapping[str, object], caller: Caller) -> SessionSpec:
@@ -81,16 +81,16 @@ def list_reasons(spec: SessionSpec, config: TrainerConfig, resolved: TrainerConf
     """Return the reasons of the rows of a trainer, of a session, and of this machine."""
     chain = ChainSpec(name=spec.name, tenant=spec.tenant, nodes=(TrainerNode(type=TRAINER, config=config),))
     reasons = [reason for reason in check(chain) if reason.code != WITHOUT_ROWS]
-    reasons += session_reasons(chain_of(spec, config))
+    reasons += session_reasons(build_chain(spec, config))
     if not reasons:
-        whole = chain_of(spec, resolved)
+        whole = build_chain(spec, resolved)
         reasons = run_reasons(whole, read_machine_facts(whole, settings))
         reasons += [] if reasons else check_inputs(whole, settings)
         reasons += check_space(settings)
     return [replace(reason, node=None, field=reason.field.removeprefix("config.")) for reason in reasons]
 
 
-def chain_of(spec: SessionSpec, config: TrainerConfig) -> ResolvedChain:
+def build_chain(spec: SessionSpec, config: TrainerConfig) -> ResolvedChain:
     """Return a trainer alone, as the rows look at it."""
     node = ResolvedNode(id=TRAINER, type=TRAINER, config=config)
     return ResolvedChain(name=spec.name, tenant=spec.tenant, nodes=(node,), order=(TRAINER,), digest="")

@@ -11,11 +11,11 @@ from trainyard.backends.sessions.frames import ask
 from trainyard.backends.sessions.records import (
     RECORD_FILE,
     SessionStatus,
+    find_socket,
     folder_of_session,
-    no_session,
+    no_session_error,
     read_status,
     read_unchanged,
-    socket_of,
 )
 from trainyard.errors import Conflict
 from trainyard.json_types import JsonObject
@@ -31,14 +31,14 @@ def require_session(context: Context, session: str) -> Path:
     folder = folder_of_session(context.settings, session)
     record = read_unchanged(f"{folder}/{RECORD_FILE}")
     if record is None or context.caller.tenant not in ("", record.get("tenant")):
-        raise no_session(session)
+        raise no_session_error(session)
     return folder
 
 
 def ask_session(context: Context, session: str, header: JsonObject, body: bytes = b"") -> JsonObject:
     """Return one call of an open session. Raises its error; `Conflict` (`E-SESSION-STATE`) for one that is not open."""
     folder = require_session(context, session)
-    address = socket_of(folder)
+    address = find_socket(folder)
     if address is None:
         raise not_open_error(session, read_status(context.settings, session))
     return ask(address, header, body, timeout_s=header.get("wait_s", 0.0) + MARGIN_S)
@@ -79,7 +79,7 @@ def follow(context: Context, session: str, reply: JsonObject, *, wait: bool) -> 
 
 def ask_status(folder: Path) -> dict[str, object] | None:
     """Return what an open session says of itself; None if none answers."""
-    address = socket_of(folder)
+    address = find_socket(folder)
     if address is None:
         return None
     try:

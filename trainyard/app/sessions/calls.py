@@ -67,7 +67,7 @@ class StepReply(Operated):
 
 
 class SessionCompletion(Response):
-    """One completion of a prompt."""
+    """A completion of a prompt."""
 
     prompt: int
     """Index of its prompt."""
@@ -111,7 +111,7 @@ class ResultReply(Operated):
 
 def forward(request: requests.ForwardInput, context: Context) -> ForwardReply:
     body = request.tensors or b""
-    rows = [row_of(row) for row in request.rows]
+    rows = [build_row(row) for row in request.rows]
     fields = {"rows": rows, "batch": request.batch, "normalizer": request.normalizer, "outputs": list(request.outputs)}
     return ForwardReply(**operate("forward", fields, request, context, body))
 
@@ -134,14 +134,14 @@ def generate(request: requests.GenerateInput, context: Context) -> GenerateReply
     """Complete prompts with the weights as they are. A text is a user's question."""
     sampling = request.model_dump(include={"max_new_tokens", "temperature", "top_p", "seed"})
     sampling |= {"stop_ids": list(request.stop_ids)} if request.stop_ids else {}
-    prompts = [prompt_of(prompt, bare="question") for prompt in request.prompts]
+    prompts = [build_prompt(prompt, bare="question") for prompt in request.prompts]
     fields = {"prompts": prompts, "samples": request.samples, "sampling": sampling}
     return GenerateReply(**operate("generate", fields, request, context))
 
 
 def logprobs(request: requests.LogprobsInput, context: Context) -> LogprobsReply:
     """Log-probabilities of tokens that are there. A text is taken as it is."""
-    fields = {"rows": [prompt_of(row, bare="text") for row in request.rows]}
+    fields = {"rows": [build_prompt(row, bare="text") for row in request.rows]}
     return LogprobsReply(**operate("logprobs", fields, request, context))
 
 
@@ -179,14 +179,14 @@ def operate(
     return {"session": request.session, **reply, **result}
 
 
-def row_of(row: requests.Row) -> JsonObject:
+def build_row(row: requests.Row) -> JsonObject:
     """Return a row of data; a text is JSON if it begins like an object, else a document."""
     if not isinstance(row, str):
         return row
     return read_json(row) if row.lstrip().startswith("{") else {"text": row}
 
 
-def prompt_of(prompt: requests.Prompt, *, bare: Literal["question", "text"]) -> dict[str, object]:
+def build_prompt(prompt: requests.Prompt, *, bare: Literal["question", "text"]) -> dict[str, object]:
     """Return a prompt by one of the words that a session knows: tokens, text or messages. `bare` is what a text alone
     is.
     """

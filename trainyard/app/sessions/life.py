@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 
-from trainyard.app.context import Context, key_of
+from trainyard.app.context import Context, make_run_key
 from trainyard.app.plan.parse import deep_merge
 from trainyard.app.responses import Response
 from trainyard.app.runs import connect_runs
@@ -46,7 +46,7 @@ NOT_STARTED = "waiting for a worker"
 
 
 class SessionCounters(Response):
-    """How far a session is."""
+    """Progress of a session."""
 
     global_step: int | None = None
     op_seq: int | None = None
@@ -60,7 +60,7 @@ class SessionCounters(Response):
 
 
 class SessionInfo(SessionCounters):
-    """One session."""
+    """A session."""
 
     id: str
     name: str
@@ -87,21 +87,21 @@ def create_session(request: requests.CreateSessionInput, context: Context) -> Se
 
     Raises `Refused` with every reason, `Conflict` (`E-CONFLICT`) for a key that belongs to another session.
     """
-    accepted = accept_session(body_of(request), context.settings, context.caller, context.trace)
-    record = accepted.model_copy(update={"id": new_session_id(key_of(context))})
+    accepted = accept_session(build_body(request), context.settings, context.caller, context.trace)
+    record = accepted.model_copy(update={"id": new_session_id(make_run_key(context))})
     connect_runs(context.settings)  # without a server nothing is written
     earlier = find_earlier(record, context)
     if earlier is None:
         folder = write_record(context.settings, record)
         try:
-            start(record, context, key=key_of(context))
+            start(record, context, key=make_run_key(context))
         except TrainyardError:
             shutil.rmtree(folder)
             raise
     elif not read_status(context.settings, earlier.id).run:  # its service was killed before it was started
-        start(earlier, context, key=key_of(context))
+        start(earlier, context, key=make_run_key(context))
     record = earlier or record
-    return wait_until_open(record, context) if request.wait else info_of(record, context.settings)
+    return wait_until_open(record, context) if request.wait else describe_session(record, context.settings)
 
 
 def find_earlier(record: SessionRecord, context: Context) -> SessionRecord | None:
@@ -124,19 +124,19 @@ def find_earlier(record: SessionRecord, context: Context) -> SessionRecord | Non
 def list_sessions(request: requests.SessionsInput, context: Context) -> SessionList:
     """Return the newest sessions of the caller's tenant."""
     records = [*list_records(context.settings, context.caller.tenant)][: request.limit]
-    return SessionList(sessions=tuple(info_of(record, context.settings) for record in records))
+    return SessionList(sessions=tuple(describe_session(record, context.settings) for record in records))
 
 
 def show_session(request: requests.SessionInput, context: Context) -> SessionInfo:
     record = read_record(context.settings, request.session, context.caller.tenant)
-    return info_of(record, context.settings, ask_server=True)
+    return describe_session(record, context.settings, ask_server=True)
 
 
 def touch_session(request: requests.SessionInput, context: Context) -> SessionInfo:
     """Begin the idle time of an open session again. Raises `Conflict` (`E-SESSION-STATE`) for one that is not open."""
     record = read_record(context.settings, request.session, context.caller.tenant)
     ask_session(context, request.session, {"call": "heartbeat"})
-    return info_of(record, context.settings)
+    return describe_session(record, context.settings)
 
 
 def close_session(request: requests.SessionInput, context: Context) -> SessionInfo:
@@ -151,7 +151,7 @@ def close_session(request: requests.SessionInput, context: Context) -> SessionIn
     deadline = time.monotonic() + CLOSE_WAIT_S
     while is_running(settings, record.id) and time.monotonic() < deadline:
         time.sleep(OPEN_POLL_S)
-    return info_of(record, settings)
+    return describe_session(record, settings)
 
 
 def resume_session(request: requests.ResumeSessionInput, context: Context) -> SessionInfo:
@@ -172,8 +172,8 @@ def resume_session(request: requests.ResumeSessionInput, context: Context) -> Se
     context.say(
         f"continues after operation {checkpoint.step}" if checkpoint.path else "has no checkpoint: it begins again"
     )
-    start(record, context, checkpoint.step, key=key_of(context, "resume"))
-    return wait_until_open(record, context) if request.wait else info_of(record, settings)
+    start(record, context, checkpoint.step, key=make_run_key(context, "resume"))
+    return wait_until_open(record, context) if request.wait else describe_session(record, settings)
 
 
 # Its process
@@ -199,7 +199,7 @@ def wait_until_open(record: SessionRecord, context: Context) -> SessionInfo:
     """Wait until a session takes calls. Raises `Unavailable` (`E-SESSION-STATE`) if it ends instead, or takes long."""
     deadline = time.monotonic() + OPEN_WAIT_S
     while time.monotonic() < deadline:
-        info = info_of(record, context.settings, ask_server=True)
+        info = describe_session(record, context.settings, ask_server=True)
         if info.state is SessionState.OPEN:
             return info
         if info.state is not SessionState.PENDING:
@@ -236,7 +236,7 @@ def cancel_pending(record: SessionRecord, settings: Settings) -> None:
         write_status(folder, SessionState.ENDED, "canceled before it was opened", status.run)
 
 
-def body_of(request: requests.CreateSessionInput) -> dict[str, object]:
+def build_body(request: requests.CreateSessionInput) -> dict[str, object]:
     """Return the body of a session: a file's, with the parameters laid over it."""
     if request.file is None:
         return request.parameters
@@ -254,7 +254,7 @@ def body_of(request: requests.CreateSessionInput) -> dict[str, object]:
 # What is shown
 
 
-def info_of(record: SessionRecord, settings: Settings, *, ask_server: bool = False) -> SessionInfo:
+def describe_session(record: SessionRecord, settings: Settings, *, ask_server: bool = False) -> SessionInfo:
     """Return what a session is doing now. With `ask_server`, also whether the run of one that waits has ended."""
     folder, status = folder_of_session(settings, record.id), read_status(settings, record.id)
     report = ask_status(folder) if status.state is SessionState.OPEN else None

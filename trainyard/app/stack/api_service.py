@@ -57,7 +57,7 @@ def choose_port(settings: Settings, requested: int | None, say: Callable[[str], 
     if requested is not None:
         if free_port(requested) != requested:
             raise LimitExceeded(
-                f"Port {requested} is taken by {holder_of(requested)}.", why="It was requested for the API.",
+                f"Port {requested} is taken by {find_listener(requested)}.", why="It was requested for the API.",
                 do="End that process, or choose another port by `trainyard up --port` or the setting api_port.",
                 code="E-PORT",
             )  # fmt: skip
@@ -66,7 +66,10 @@ def choose_port(settings: Settings, requested: int | None, say: Callable[[str], 
     if last is None or free_port(last) == last:
         return last or free_port(PORT)
     port = free_port(PORT)
-    say(f"port {last}, where the API of this home was, is taken by {holder_of(last)}: it answers on {port} from now on")
+    say(
+        f"port {last}, where the API of this home was, is taken by {find_listener(last)}: "
+        f"it answers on {port} from now on"
+    )
     return port
 
 
@@ -78,7 +81,7 @@ def read_port(settings: Settings) -> int | None:
         return stack.read_previous_port(settings, NAME)
 
 
-def holder_of(port: int) -> str:
+def find_listener(port: int) -> str:
     """Return the process that listens on a port, with its home if it is one of Trainyard."""
     try:
         listening = (entry for entry in psutil.net_connections("tcp") if entry.status == psutil.CONN_LISTEN)

@@ -108,7 +108,7 @@ SETTINGS = "trainyard.toml"
 
 
 class MemberFacts(BaseModel):
-    """What a manifest says of one member."""
+    """Manifest entry of one member."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -140,7 +140,7 @@ class BoundedMember(tarfile.TarInfo):
 
 
 class BackedUp(Response):
-    """What a backup contains."""
+    """Contents of a backup."""
 
     file: Path
     files: int
@@ -298,13 +298,13 @@ def add_files(writer: Archive, home: Path, *, models: bool, say: Callable[[str],
         path = home / name
         if name in left_out or name == "graph":
             continue
-        for file in [path] if path.is_file() else files_of(path, say):
+        for file in [path] if path.is_file() else list_files(path, say):
             relative = file.relative_to(home).as_posix()
             if relative not in DATABASE_FILES:
                 writer.add(relative, file)
 
 
-def files_of(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
+def list_files(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
     """Yield every file and every empty folder below a folder of the home, without what is being made or removed."""
     for parent, folders, names in os.walk(folder):
         linked = [name for name in folders if Path(parent, name).is_symlink()]
@@ -420,24 +420,24 @@ def unpack(file: Path, folder: Path) -> BackupManifest:
         with tarfile.open(file, "r|gz", tarinfo=BoundedMember) as archive:
             for member in archive:
                 if member.isdir() and manifest is None:
-                    place_of(member.name, folder, file).mkdir(mode=0o700, parents=True)
+                    resolve_member(member.name, folder, file).mkdir(mode=0o700, parents=True)
                     members[member.name] = EMPTY_FOLDER
                     continue
                 stream = archive.extractfile(member) if member.isfile() else None
                 if stream is None or manifest is not None:
-                    raise not_a_backup(file, f"{member.name!r} is not a file, or comes after the manifest.")
+                    raise not_a_backup_error(file, f"{member.name!r} is not a file, or comes after the manifest.")
                 if member.name == MANIFEST:
                     manifest = read_manifest(file, stream, member.size)
                 else:
-                    members[member.name] = write_member(place_of(member.name, folder, file), stream, member)
+                    members[member.name] = write_member(resolve_member(member.name, folder, file), stream, member)
     except (tarfile.TarError, EOFError) as error:
-        raise not_a_backup(file, f"{type(error).__name__}: {error}.") from error
+        raise not_a_backup_error(file, f"{type(error).__name__}: {error}.") from error
     except OSError as error:
         if error.errno is not None and error.errno not in OF_THE_ARCHIVE:
             raise
-        raise not_a_backup(file, f"{error.strerror or error}.") from error  # of the archive: it has no number
+        raise not_a_backup_error(file, f"{error.strerror or error}.") from error  # of the archive: it has no number
     if manifest is None or manifest.backup != VERSION:
-        raise not_a_backup(file, f"Its manifest is missing, or is not of version {VERSION}.")
+        raise not_a_backup_error(file, f"Its manifest is missing, or is not of version {VERSION}.")
     described = {name: facts.model_dump() for name, facts in manifest.files.items()}
     if members != described:
         names = sorted(name for name in {*members, *described} if members.get(name) != described.get(name))
@@ -453,16 +453,18 @@ def unpack(file: Path, folder: Path) -> BackupManifest:
 def read_manifest(file: Path, stream: IO[bytes], size: int) -> BackupManifest:
     """Read the manifest. Raises `Corrupt` (`E-BACKUP`) for one that `backup` does not write."""
     if size > MOST_MANIFEST_BYTES:
-        raise not_a_backup(file, f"Its manifest has {size:,} bytes, and at most {MOST_MANIFEST_BYTES:,} are read.")
+        raise not_a_backup_error(
+            file, f"Its manifest has {size:,} bytes, and at most {MOST_MANIFEST_BYTES:,} are read."
+        )
     try:
         return BackupManifest.model_validate_json(stream.read())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
-        raise not_a_backup(file, f"Its manifest is wrong at {where[:200]}: {first['msg']}.") from error
+        raise not_a_backup_error(file, f"Its manifest is wrong at {where[:200]}: {first['msg']}.") from error
 
 
-def place_of(name: str, folder: Path, file: Path) -> Path:
+def resolve_member(name: str, folder: Path, file: Path) -> Path:
     """Return where a member belongs.
 
     Raises `Corrupt` (`E-BACKUP`) for a name that leads out of the home, and for one that no backup contains: a login
@@ -470,9 +472,9 @@ def place_of(name: str, folder: Path, file: Path) -> Path:
     """
     path = Path(name.removeprefix(PREFIX))
     if not name.startswith(PREFIX) or path.is_absolute() or ".." in path.parts or not path.parts:
-        raise not_a_backup(file, f"It has a member {name[:200]!r}.")
+        raise not_a_backup_error(file, f"It has a member {name[:200]!r}.")
     if path.parts[0] in LEFT_OUT - {"models"}:
-        raise not_a_backup(file, f"It has a member {name[:200]!r}, and a backup contains no {path.parts[0]}.")
+        raise not_a_backup_error(file, f"It has a member {name[:200]!r}, and a backup contains no {path.parts[0]}.")
     return folder / path
 
 
@@ -493,6 +495,6 @@ def mark_restored(folder: Path, file: Path) -> None:
     (folder / "services" / "worker.log").write_text(f"restored from {file.absolute()}\n", encoding="utf-8")
 
 
-def not_a_backup(file: Path, why: str) -> Corrupt:
+def not_a_backup_error(file: Path, why: str) -> Corrupt:
     do = "Give a file that `trainyard backup` wrote, complete and unchanged."
     return Corrupt(f"{file.name} is not a valid backup.", why=why, do=do, code="E-BACKUP")

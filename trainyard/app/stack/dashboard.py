@@ -15,7 +15,7 @@ from trainyard.stores.secret_files import CODE_S, LoginFile, id_of_string
 
 
 class DashboardLink(Response):
-    """Who opens it first is logged in as the owner of this home."""
+    """Login link of the dashboard; the first browser to open it is logged in as the owner of this home."""
 
     url: str
     expires: float

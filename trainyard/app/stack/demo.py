@@ -72,7 +72,7 @@ class Interval(Response):
 
 
 class SetResult(Response):
-    """One held-out set: losses per answer token, and the paired differences."""
+    """A held-out set: losses per answer token, and the paired differences."""
 
     name: str
     rows: int
@@ -84,7 +84,7 @@ class SetResult(Response):
 
 
 class Quotes(Response):
-    """How many of the same questions in unseen wording each model answered with the right sentence."""
+    """Number of the same questions in unseen wording that each model answered with the right sentence."""
 
     questions: int
     base: int
@@ -93,7 +93,7 @@ class Quotes(Response):
 
 
 class DemoUrls(Response):
-    """Where to look at what the demo left."""
+    """Commands and pages that show the results of the demo."""
 
     prefect: str
     run: str

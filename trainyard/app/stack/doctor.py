@@ -23,8 +23,8 @@ from trainyard.app.backends import backend_table
 from trainyard.app.context import Context
 from trainyard.app.live.waits import read_devices
 from trainyard.app.responses import Response
-from trainyard.cancellation import while_caller_waits
-from trainyard.compute.gpus import MIB, GpuReadings, devices_here, physical_cores, read_amd_memory, read_gpus
+from trainyard.cancellation import iterate_until_departure
+from trainyard.compute.gpus import MIB, GpuReadings, list_devices, physical_cores, read_amd_memory, read_gpus
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path
 from trainyard.errors import TrainyardError
 from trainyard.home import default_home
@@ -45,7 +45,7 @@ LEAST_FREE_GIB = 2.0
 
 
 class Check(Response):
-    """One check."""
+    """A check."""
 
     name: str
     ok: bool
@@ -67,7 +67,7 @@ class Diagnosis(BaseModel):
 
 def examine(_: Nothing, context: Context) -> Diagnosis:
     """Run all checks; one that fails hides no other."""
-    return Diagnosis(checks=tuple(check for look in while_caller_waits(LOOKS) for check in look(context.settings)))
+    return Diagnosis(checks=tuple(check for look in iterate_until_departure(LOOKS) for check in look(context.settings)))
 
 
 def look_at_queue(settings: Settings) -> list[Check]:
@@ -148,7 +148,7 @@ def listening_addresses(pids: Iterable[int]) -> list[tuple[int, Any]]:
     try:
         table = [(connection.pid, connection) for connection in psutil.net_connections("tcp")]
     except psutil.AccessDenied:  # macOS, but for root
-        table = [(pid, connection) for pid in pids for connection in connections_of(pid)]
+        table = [(pid, connection) for pid in pids for connection in list_connections(pid)]
     process_ids = {*pids}
     return [
         (pid, connection.laddr)
@@ -157,7 +157,7 @@ def listening_addresses(pids: Iterable[int]) -> list[tuple[int, Any]]:
     ]
 
 
-def connections_of(pid: int) -> list[object]:
+def list_connections(pid: int) -> list[object]:
     try:
         return [*psutil.Process(pid).net_connections("tcp")]
     except psutil.Error:  # ended meanwhile
@@ -167,7 +167,7 @@ def connections_of(pid: int) -> list[object]:
 def look_at_server(settings: Settings) -> list[Check]:
     url = stack.api_url(settings)
     if url is None:
-        missing = stack.no_server(settings)
+        missing = stack.no_server_error(settings)
         return [Check(name="prefect server", ok=False, detail=f"not running. {missing.why}".strip(), do=missing.do)]
     if not is_healthy(url, timeout_s=5):
         log = settings.services / "server.log"
@@ -186,7 +186,7 @@ def look_at_login(settings: Settings, url: str) -> list[Check]:
     except TrainyardError as error:
         return [Check(name="prefect login", ok=False, detail=error.what, do=error.do)]
     if asks:
-        fine = stack.status_of(settings, url, "version") == httpx.codes.OK
+        fine = stack.fetch_status(settings, url, "version") == httpx.codes.OK
         detail = f"asks for the text in {auth_file(settings)}" + ("" if fine else ", and does not accept it")
         return [Check(name="prefect login", ok=fine, detail=detail, do="Run `trainyard down`, then `trainyard up`.")]
     process = server.process()
@@ -204,7 +204,7 @@ def look_at_pool(settings: Settings, url: str) -> list[Check]:
     }
     checks = []
     for name, path in paths.items():
-        fine = stack.status_of(settings, url, path) == httpx.codes.OK
+        fine = stack.fetch_status(settings, url, path) == httpx.codes.OK
         checks.append(Check(name=name, ok=fine, detail="there" if fine else "missing", do="Run `trainyard up`."))
     return checks
 
@@ -266,7 +266,7 @@ def look_at_devices(_: Settings, read: Callable[[], GpuReadings] = read_gpus) ->
     """Report cores and GPUs, each with the half precision that it multiplies in hardware."""
     readings = read()
     devices = [f"{gpu.name} {gpu.memory_mb} MiB {'bf16' if gpu.native_bf16 else 'fp16'}" for gpu in readings.gpus]
-    if Device.ROCM in devices_here():
+    if Device.ROCM in list_devices():
         devices += [f"AMD {size // MIB} MiB" for size in read_amd_memory()]
     gpus = ", ".join(devices) or readings.state
     return [Check(name="devices", ok=True, note=True, detail=f"{physical_cores()} CPU cores; GPU: {gpus}")]

@@ -46,12 +46,12 @@ from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.sessions.records import SAVED_FOLDER, is_running, lock_of_session, sessions_folder
 from trainyard.compute.child import SPEC_FILE, faultpoint
 from trainyard.compute.lease import device_lock, holder, turn_lock
-from trainyard.compute.leftovers import sweep_leftovers, unused_temporary, used_paths
+from trainyard.compute.leftovers import find_unused_folders, list_used_paths, sweep_leftovers
 from trainyard.errors import Conflict, TrainyardError
 from trainyard.operations.stack import GcInput
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
-from trainyard.stores.artifacts import ArtifactStore, sweep_work_folders, take_away
+from trainyard.stores.artifacts import ArtifactStore, move_unused, sweep_work_folders
 from trainyard.stores.files import DISK, translate_os_errors
 from trainyard.stores.jobs import JobStore
 from trainyard.stores.processes import remove_abandoned
@@ -67,7 +67,7 @@ LIVE_JOBS = frozenset({JobState.PENDING, JobState.RUNNING, JobState.PAUSED})
 
 
 class LeftoverKind(StrEnum):
-    """What can be removed, in the order of its removal."""
+    """Kind of removable data, in the order of removal."""
 
     RUN = "run"
     TRAINING = "training"
@@ -83,7 +83,7 @@ class LeftoverKind(StrEnum):
 
 
 class Leftover(Response):
-    """One file or folder that is not needed."""
+    """A file or folder that is not needed."""
 
     kind: LeftoverKind
     path: Path
@@ -120,7 +120,7 @@ def collect(request: GcInput, context: Context) -> Collected:
 
 @dataclass
 class Collection:
-    """One look at a home, and the removal of what it found."""
+    """Garbage collection of a home: the search, and the removal of its findings."""
 
     settings: Settings
     days: int
@@ -154,7 +154,7 @@ class Collection:
             (LeftoverKind.ENVIRONMENT, self.old_environments(), "another one replaced it"),
         ):
             yield from (self.leftover(kind, path, because) for path in paths)
-        for path in unused_temporary(home) if home.is_dir() else ():
+        for path in find_unused_folders(home) if home.is_dir() else ():
             yield self.leftover(LeftoverKind.TEMPORARY, path, "its process is gone")
         for root in (self.settings.runs, self.settings.artifacts, home / "envs", sessions_folder(self.settings)):
             for path in sorted((root / REMOVING).glob("*")):
@@ -165,7 +165,7 @@ class Collection:
 
     def leftover(self, kind: LeftoverKind, path: Path, because: str) -> Leftover:
         age = (self.now - last_write(path)) / DAY_S
-        return Leftover(kind=kind, path=path, bytes=size_of(path), age_days=round(age, 1), because=because)
+        return Leftover(kind=kind, path=path, bytes=measure_size(path), age_days=round(age, 1), because=because)
 
     def is_old(self, path: Path) -> bool:
         return last_write(path) < self.before
@@ -225,9 +225,9 @@ class Collection:
         if not any((work / CHECKPOINT_FOLDER).glob("*")):
             return True
         jobs = {Path(job.work).name for job in JobStore(self.settings.home / "jobs").records()}
-        return self.run_of(work) in self.ended_runs or work.name in jobs
+        return self.find_run(work) in self.ended_runs or work.name in jobs
 
-    def run_of(self, work: Path) -> str:
+    def find_run(self, work: Path) -> str:
         try:
             return str(orjson.loads((work / SPEC_FILE).read_bytes()).get("run", ""))
         except (OSError, ValueError, AttributeError):
@@ -264,7 +264,7 @@ class Collection:
         meant = {path.resolve() for path in folder.glob("*") if path.is_symlink()}
         old = [path for path in folder.glob(".*-*") if path.is_dir() and not path.is_symlink()]
         old = [path for path in old if path.resolve() not in meant and path.stat().st_mtime < self.before]
-        used = used_paths() if old else []
+        used = list_used_paths() if old else []
         return sorted(path for path in old if not any(str(path) in text for text in used))
 
     # What is removed
@@ -291,7 +291,7 @@ class Collection:
             store = ArtifactStore(self.settings.artifacts)
             sweep_work_folders(store)
             return discard(
-                leftover.path, store.root, lambda target: take_away(store, leftover.path, self.before, target)
+                leftover.path, store.root, lambda target: move_unused(store, leftover.path, self.before, target)
             )
         if leftover.kind is LeftoverKind.ENVIRONMENT:
             return discard(leftover.path, self.settings.home / "envs")
@@ -353,7 +353,7 @@ def is_completed(run: Path) -> bool:
     return result is not None and result.succeeded
 
 
-def stats_of(path: Path) -> Iterator[os.stat_result]:
+def walk_stats(path: Path) -> Iterator[os.stat_result]:
     """Of a file, or of a folder and all below it; what is removed meanwhile is left out."""
     for entry in (path, *(path.rglob("*") if path.is_dir() else ())):
         with suppress(FileNotFoundError):
@@ -362,12 +362,12 @@ def stats_of(path: Path) -> Iterator[os.stat_result]:
 
 def last_write(path: Path) -> float:
     """Return when a file, or anything in a folder, was last written."""
-    return max((status.st_mtime for status in stats_of(path)), default=0.0)
+    return max((status.st_mtime for status in walk_stats(path)), default=0.0)
 
 
-def size_of(path: Path) -> int:
+def measure_size(path: Path) -> int:
     """Return bytes on the disk; a file with other names elsewhere (an adapter's) frees nothing and does not count."""
-    return sum(status.st_size for status in stats_of(path) if stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
+    return sum(status.st_size for status in walk_stats(path) if stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
 
 
 def find_records(run: Path) -> list[Path]:

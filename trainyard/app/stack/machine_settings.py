@@ -18,7 +18,7 @@ PREFIX, NESTED = "TRAINYARD_", "__"
 
 
 class MachineSetting(Response):
-    """One setting as it is in force."""
+    """A setting as it is in force."""
 
     name: str
     value: Any
@@ -50,7 +50,7 @@ def show_settings(request: Nothing, context: Context) -> MachineSettingList:
                 name=name,
                 value=redact_value(values[name]),
                 default=defaults[name],
-                source=source_of(name, settings, in_file),
+                source=find_source(name, settings, in_file),
                 variable=PREFIX + name.upper(),
                 text=field.description or "",
             )
@@ -60,13 +60,13 @@ def show_settings(request: Nothing, context: Context) -> MachineSettingList:
 
 
 def default_values() -> dict[str, object]:
-    """Return what each setting is where nobody gives it; None for a folder that depends on the machine."""
+    """Return what each setting is where it is not given; None for a folder that depends on the machine."""
     fields = Settings.model_fields.items()
     defaults = {name: None if field.default_factory else field.default for name, field in fields}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
 
 
-def source_of(name: str, settings: Settings, in_file: set[str]) -> Source:
+def find_source(name: str, settings: Settings, in_file: set[str]) -> Source:
     """Return where a value comes from."""
     variable = PREFIX + name.upper()
     if any(key.upper() == variable or key.upper().startswith(variable + NESTED) for key in os.environ):

@@ -27,7 +27,7 @@ POLL_S = 0.2
 
 
 class ProvedCell(Response):
-    """One stage with one method, interrupted in one way."""
+    """A stage with a method, interrupted in one way."""
 
     stage: str
     loss: str | None
@@ -63,7 +63,7 @@ def prove_resume(request: ProveInput, context: Context) -> Proof:
         cells = []
         for verdict in run_child(folder):
             cells.append(ProvedCell.model_validate(verdict))
-            context.say(line(cells[-1]))
+            context.say(format_line(cells[-1]))
     return Proof(cells=tuple(cells), seconds=round(time.monotonic() - started, 1))
 
 
@@ -113,7 +113,7 @@ def run_child(folder: Path) -> Iterator[dict[str, object]]:
         )
 
 
-def line(cell: ProvedCell) -> str:
+def format_line(cell: ProvedCell) -> str:
     """Return one verdict as a person reads it."""
     name = f"{cell.stage}{f' ({cell.loss})' if cell.loss else ''}, {cell.method}, {cell.mode}"
     if cell.identical:

@@ -15,11 +15,11 @@ from trainyard.app.context import Context
 from trainyard.app.exposure import (
     EVERY_ADDRESS,
     Exposure,
-    addresses_of,
     format_host,
     list_host_names,
     read_exposure,
     require_safe,
+    resolve_addresses,
     warn_of_expiry,
 )
 from trainyard.app.responses import Response
@@ -69,7 +69,7 @@ class EnvOutput(Response):
 
 def up(request: UpInput, context: Context) -> UpOutput:
     settings = context.settings
-    exposure = exposure_of(request)
+    exposure = resolve_exposure(request)
     with stack.exclusive(settings, context.say):
         stack.choose_exposure(settings, exposure)
         stack.choose_working_folder(settings, context.say)
@@ -82,7 +82,7 @@ def up(request: UpInput, context: Context) -> UpOutput:
             service = start_api(settings, url, context.say, request.port)  # starts while the deployments are written
             if not stack.is_bootstrapped(settings, url):
                 bootstrap(settings, url, context.say)
-            worker = stack.find_running_for(settings, "worker", url) or begin_work(settings, url, context.say)
+            worker = stack.find_running_service(settings, "worker", url) or begin_work(settings, url, context.say)
             watchdog = stack.start_watchdog(settings, url)
             embedded_url = serving.result()
         for line in local.restore_servers(settings):
@@ -106,11 +106,11 @@ def list_exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
     """Return the addresses beyond loopback of servers with these addresses on it."""
     exposure = read_exposure(settings)
     scheme = "https" if exposure is not None and exposure.tls_cert else "http"
-    hosts = addresses_of(exposure.host) if exposure is not None and exposure.beyond_loopback else ()
+    hosts = resolve_addresses(exposure.host) if exposure is not None and exposure.beyond_loopback else ()
     return tuple(f"{scheme}://{format_host(host)}:{urlsplit(url).port}" for url in urls for host in hosts)
 
 
-def exposure_of(request: UpInput) -> Exposure | None:
+def resolve_exposure(request: UpInput) -> Exposure | None:
     """Return where the servers listen besides loopback. Raises `InvalidInput` (`E-AUTH`, `E-PARAMETER`)."""
     only = ("host", "tls_cert", "tls_key", "behind_proxy", "allow_host")
     if not request.expose:
@@ -205,7 +205,7 @@ def env(_: Nothing, context: Context) -> EnvOutput:
     """
     settings = context.settings
     exemptions = {name: os.environ[name] for name in EXEMPTIONS if name in os.environ}
-    return EnvOutput(variables={**stack.prefect_environment(settings, stack.known_api_url(settings)), **exemptions})
+    return EnvOutput(variables={**stack.prefect_environment(settings, stack.resolve_api_url(settings)), **exemptions})
 
 
 # What earlier versions wrote. Files in an earlier form are read as they are (`stores/schema.py`) and counted here. Work

@@ -49,7 +49,7 @@ def choose_precision(requested: Precision, device: str, *, native_bf16: bool) ->
     return Precision.FP16, "this device has no native bf16; fp16 with a loss scale instead"
 
 
-def config_of(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
+def build_config(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
     """Return the configuration of a job, in the order of axolotl's documentation."""
     hyper = job.config.hyperparameters
     precision, _ = choose_precision(hyper.precision, facts.device, native_bf16=facts.native_bf16)
@@ -168,7 +168,7 @@ def reward(job: TrainingJob, facts: AxolotlFacts) -> dict[str, object]:
 STAGES = {Stage.SFT: sft, Stage.DPO: dpo, Stage.KTO: kto, Stage.REWARD: reward}
 
 
-def row_of(stage: Stage, row: JsonMapping) -> JsonObject | None:
+def convert_row(stage: Stage, row: JsonMapping) -> JsonObject | None:
     """Return a row of the plan as the stage's `type` reads it; None where axolotl has no form for it.
 
     Its reward format is one question with an optional system turn.

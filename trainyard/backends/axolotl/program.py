@@ -76,7 +76,7 @@ def check(run: ExternalRun) -> None:
         resume=next(run.checkpoint.path.glob("checkpoint-*")) if run.checkpoint.path else None,
         native_bf16=has_native_bf16(),
     )
-    text = yaml.safe_dump(config.config_of(run.job, facts), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(config.build_config(run.job, facts), sort_keys=False, allow_unicode=True)
     (run.folder / CONFIG_FILE).write_text(text, encoding="utf-8")
     require_valid(run.folder, run.variables(variables(run)))
 
@@ -87,7 +87,7 @@ def write_rows(run: ExternalRun) -> None:
     source = run.folder / TOKENS_FILE if stage is Stage.SFT else run.plan_folder / names.TEXTS_FILE
     with source.open("rb") as lines, (run.folder / ROWS_FILE).open("wb") as stream:
         for number, line in enumerate(lines, 1):
-            row = config.row_of(stage, orjson.loads(line))
+            row = config.convert_row(stage, orjson.loads(line))
             if row is None:
                 raise InvalidInput(
                     f"Row {number} has an earlier exchange, and axolotl's reward format is one question.",
@@ -101,7 +101,7 @@ def require_valid(folder: Path, variables: Mapping[str, str]) -> None:
     """Raise `InvalidInput` (`E-BACKEND-CONFIG`) for a key that axolotl would pass over, or a value."""
     result = folder / VALIDATION_FILE
     result.unlink(missing_ok=True)
-    python = str(environments.python_of(BackendName.AXOLOTL))
+    python = str(environments.find_python(BackendName.AXOLOTL))
     argv = [python, "-m", "trainyard_worker.axolotl_schema", str(folder / CONFIG_FILE), str(result)]
     with (folder / LOG_FILE).open("ab") as log:
         subprocess.run(
@@ -149,7 +149,7 @@ def variables(run: ExternalRun) -> Mapping[str, str]:
 
 @dataclass
 class AxolotlWatch:
-    """What has been seen of a running axolotl."""
+    """Observed state of a running axolotl."""
 
     tail: LineTail | None = None
     """Reads the log; None before the first look."""

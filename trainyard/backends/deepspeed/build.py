@@ -1,4 +1,4 @@
-"""What DeepSpeed compiles is compiled when its environment is made, in one process, and never while a job runs.
+"""Compilation of DeepSpeed's operators when its environment is made, in one process, and never while a job runs.
 
 On CPUs its first `init_distributed` compiles a shared-memory operator for about two minutes. A job that is killed in
 that time leaves a lock file on which every later job waits without a word (torch's `FileBaton`). So the operator is

@@ -79,7 +79,7 @@ def argv(run: ExternalRun) -> list[str]:
 
 def find_environment() -> Path:
     """The environment by its real path, under which its operators were compiled: under another they would be again."""
-    return environments.python_of(BackendName.DEEPSPEED).parent.parent.resolve()
+    return environments.find_python(BackendName.DEEPSPEED).parent.parent.resolve()
 
 
 def extensions() -> Path:

@@ -1,4 +1,4 @@
-"""How a trainer with an interpreter of its own is led through a job: a plan, the tool, the result.
+"""Execution of a job by a trainer with an interpreter of its own: a plan, the tool, the result.
 
     runner.py   the supervised child, in our interpreter, without torch: contract, device lock, checkpoints, record
     plan.py        a short process in our interpreter: token ids, the rows of every step, the shape of the adapter

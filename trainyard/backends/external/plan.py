@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainyard.backends import frame
-from trainyard.backends.external.runner import errors_left_in_plan
+from trainyard.backends.external.runner import record_plan_errors
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.rows import TOKENS_FILE, rows_of, write_lines
+from trainyard.backends.rows import TOKENS_FILE, read_rows, write_lines
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
-from trainyard.data.renderers.rendering import Renderer, turn_of
+from trainyard.data.renderers.rendering import Renderer, build_turn
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
@@ -59,7 +59,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     else:
         ledger, shares = write_texts(job, tokenizer, plan_folder / names.TEXTS_FILE)
         widths = [1] * len(shares)
-    plan = plan_of(job, widths)
+    plan = plan_batches(job, widths)
     total = frame.total_steps(job.config.hyperparameters, plan.steps_per_epoch)
     frame.require_steps(job, total)
     lines, planned = list(islice(steps(job, plan, total), total)), Counted()
@@ -86,14 +86,14 @@ def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str
     A line is {"input_ids", "labels"}; a label is the id itself or -100 where no loss is taken, not shifted.
     Raises what the data and the template raise (`E-DATA-EMPTY` …).
     """
-    examples, account = STAGES[job.config.stage.type].encode(rows_of(job), tokenizer, job.config)
+    examples, account = STAGES[job.config.stage.type].encode(read_rows(job), tokenizer, job.config)
     require_accepted(account, job.config.refusal_limit)
     require_targets(account)
     write_lines(path, ({name: example[name] for name in ("input_ids", "labels")} for example in examples))
-    return account_of(account, tokenizer), [sft.share(example) for example in examples]
+    return build_account(account, tokenizer), [sft.share(example) for example in examples]
 
 
-def account_of(account: TokenLedger, tokenizer: Any) -> JsonObject:
+def build_account(account: TokenLedger, tokenizer: Any) -> JsonObject:
     """{tokens: {read, trained, masked, truncated, dropped}, rows, line, chat_template_sha256} of the rows."""
     counts: JsonObject = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
     if account.refused:
@@ -107,7 +107,7 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     Returns the ledger, and the tokens of each row. A row that Trainyard's ledger drops (nothing is left of it within
     max_length) is not written.
     """
-    rows, hyper = list(rows_of(job)), job.config.hyperparameters
+    rows, hyper = list(read_rows(job)), job.config.hyperparameters
     examples, account = STAGES[job.config.stage.type].encode(rows, tokenizer, job.config)
     require_accepted(account, job.config.refusal_limit)
     require_targets(account)
@@ -121,8 +121,8 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
         for row in rows
         if getattr(row, "split", TRAIN) == TRAIN and (whole or encode([row], tokenizer, hyper.max_length)[0])
     )
-    write_lines(path, (as_text(renderer, row) for row in learned))
-    return account_of(account, tokenizer), [share(example) for example in examples]
+    write_lines(path, (render_row(renderer, row) for row in learned))
+    return build_account(account, tokenizer), [share(example) for example in examples]
 
 
 def require_whole_answers(examples: Sequence[Mapping[str, object]]) -> None:
@@ -137,11 +137,13 @@ def require_whole_answers(examples: Sequence[Mapping[str, object]]) -> None:
         )
 
 
-def as_text(renderer: Renderer, row: Any) -> JsonObject:
+def render_row(renderer: Renderer, row: Any) -> JsonObject:
     """{prompt, chosen, rejected} or {prompt, completion, label}, and the turns of the prompt separately."""
     answers = [row.chosen, row.rejected] if isinstance(row, PreferenceRow) else [row.completion]
-    prompt = [turn_of(message) for message in row.prompt]
-    prompt_text, answer_texts = renderer.answered(prompt, [list(map(turn_of, answer)) for answer in answers], row.tools)
+    prompt = [build_turn(message) for message in row.prompt]
+    prompt_text, answer_texts = renderer.answered(
+        prompt, [list(map(build_turn, answer)) for answer in answers], row.tools
+    )
     plain = {"messages": [{"role": message.role, "content": message.content} for message in row.prompt]}
     if isinstance(row, PreferenceRow):
         last = {"chosen_turn": row.chosen[-1].content, "rejected_turn": row.rejected[-1].content}
@@ -149,7 +151,7 @@ def as_text(renderer: Renderer, row: Any) -> JsonObject:
     return {"prompt": prompt_text, "completion": answer_texts[0], "label": row.label, **plain}
 
 
-def plan_of(job: TrainingJob, widths: list[int]) -> BatchPlan:
+def plan_batches(job: TrainingJob, widths: list[int]) -> BatchPlan:
     """The rows of each step, drawn as the native engine draws them: one step is what all processes do together."""
     hyper = job.config.hyperparameters
     rows = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
@@ -212,5 +214,5 @@ def write_first_weights(model: Any, config: LoraConfig, seed: int, folder: Path)
 
 
 if __name__ == "__main__":
-    with errors_left_in_plan(Path(sys.argv[1])):
+    with record_plan_errors(Path(sys.argv[1])):
         write_plan(Path(sys.argv[1]), sys.argv[2], first_weights="first-weights" in sys.argv[3:])

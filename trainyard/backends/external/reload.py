@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from trainyard.backends import frame
-from trainyard.backends.external.runner import RELOADED_FILE, errors_left_in_plan
-from trainyard.backends.trl.loading import head_of
+from trainyard.backends.external.runner import RELOADED_FILE, record_plan_errors
+from trainyard.backends.trl.loading import find_head
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.methods.reloading import try_adapter
 from trainyard.workers.trainyard_worker import names
@@ -20,10 +20,10 @@ from trainyard.workers.trainyard_worker import names
 def reload_adapter(folder: Path) -> None:
     """Write into `plan/reloaded.json` why the adapter was not run; empty if it was. Raises as `try_adapter`."""
     job = frame.read_job(folder)
-    reason = try_adapter(folder / names.MADE_FOLDER / "weights", job.base, head_of(job))
+    reason = try_adapter(folder / names.MADE_FOLDER / "weights", job.base, find_head(job))
     write_json_durably(folder / names.PLAN_FOLDER / RELOADED_FILE, {"reason": reason})
 
 
 if __name__ == "__main__":
-    with errors_left_in_plan(Path(sys.argv[1])):
+    with record_plan_errors(Path(sys.argv[1])):
         reload_adapter(Path(sys.argv[1]))

@@ -26,9 +26,9 @@ from trainyard.backends.results import CHECKPOINT_FOLDER, log_head, log_restart
 from trainyard.backends.rows import TOKENS_FILE
 from trainyard.callbacks import ignore
 from trainyard.compute.child import ERROR_FILE, LOG_FILE, Events, Stopped, alive, crash_error, write_error
-from trainyard.compute.gpus import devices_here
-from trainyard.compute.shim import POLL_S, die_with_parent, follow, how_ended, start
-from trainyard.compute.supervise import ended, last_log_line
+from trainyard.compute.gpus import list_devices
+from trainyard.compute.shim import POLL_S, describe_end, die_with_parent, follow, start
+from trainyard.compute.supervise import last_log_line, wait_for_end
 from trainyard.errors import InvalidInput, TrainyardError, from_fields
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.backends import BackendName
@@ -45,7 +45,7 @@ BEGUN_FILE = "begun"
 
 @dataclass(frozen=True)
 class ExternalRun:
-    """One execution of an external trainer."""
+    """An execution of an external trainer."""
 
     job: TrainingJob
     folder: Path
@@ -64,7 +64,7 @@ class ExternalRun:
     @property
     def python(self) -> str:
         """Return the interpreter of the tool."""
-        return str(environments.python_of(self.job.config.backend))
+        return str(environments.find_python(self.job.config.backend))
 
     def variables(self, more: Mapping[str, str]) -> dict[str, str]:
         """The environment variables of the tool in addition to Trainyard's own: those of every tool, and `more`."""
@@ -150,7 +150,7 @@ def training_record(run: ExternalRun, report: JsonObject, head: str) -> JsonObje
 
 @dataclass(frozen=True)
 class ExternalTool:
-    """How a tool is driven: by default as an engine of `trainyard_worker`."""
+    """Driver of a tool: by default as an engine of `trainyard_worker`."""
 
     argv: Callable[[ExternalRun], list[str]] = worker_argv
     environment: Callable[[ExternalRun], Mapping[str, str]] = lambda _: {}
@@ -172,7 +172,7 @@ def run_external(folder: Path, events: Events, tool: ExternalTool) -> None:
     Raises `Stopped` when it stopped as asked, and the tool's error when it failed.
     """
     job = frame.read_job(folder)
-    device = pick_device(job.config.device, job.config.backend, devices_here())
+    device = pick_device(job.config.device, job.config.backend, list_devices())
     with frame.lock_devices(job, folder, events, device):
         plan = ["trainyard.backends.external.plan", str(folder), device, *tool.plan_options]
         failure = "The training could not be planned."
@@ -209,7 +209,7 @@ def run_tool(run: ExternalRun, tool: ExternalTool) -> None:
     for name in (names.FAILURE_FILE, names.HALT_FILE):
         (run.folder / name).unlink(missing_ok=True)
     (run.folder / BEGUN_FILE).touch()
-    log_at = size_of(run.folder / LOG_FILE)
+    log_at = measure_size(run.folder / LOG_FILE)
     run_program(run, tool)
     tool.finish(run, log_at)
 
@@ -240,7 +240,7 @@ def run_helper(module: list[str], folder: Path, failure: str, events: Events | N
     error.unlink(missing_ok=True)
     argv = [sys.executable, "-P", "-m", *module]
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)  # noqa: PLW1509
-    while not ended(process, POLL_S):
+    while not wait_for_end(process, POLL_S):
         if events is not None and events.stop_requested():
             process.kill()
             process.wait()
@@ -252,7 +252,7 @@ def run_helper(module: list[str], folder: Path, failure: str, events: Events | N
 
 
 @contextmanager
-def errors_left_in_plan(folder: Path) -> Iterator[None]:
+def record_plan_errors(folder: Path) -> Iterator[None]:
     """In such a process: leave what goes wrong as `plan/error.json`, and end with 1."""
     plan_folder = folder / names.PLAN_FOLDER
     plan_folder.mkdir(exist_ok=True)
@@ -305,12 +305,12 @@ def raise_for_exit(run: ExternalRun, code: int) -> None:
     if run.events.stop_requested():
         raise Stopped("asked to stop; the tool ended without a new checkpoint", program_exit=code)
     raise TrainyardError(
-        f"{run.job.config.backend.value} {how_ended(code)}.",
+        f"{run.job.config.backend.value} {describe_end(code)}.",
         why=last_log_line(run.folder),
         do=f"Read {LOG_FILE}.",
         code="E-PROGRAM",
     )
 
 
-def size_of(path: Path) -> int:
+def measure_size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.serve.conversion.architectures import Base, base_config
 from trainyard.serve.conversion.gguf import reorder
 from trainyard.serve.conversion.tensors import Tensor, Tensors, read_tensors, write_tensors
@@ -29,17 +29,17 @@ def comes_back(file: Path, base: Path) -> bool:
     """Whether the weights in a GGUF file of `base` are those of `base`."""
     try:
         return all(
-            np.array_equal(as_float32(tensor).view(np.uint32), weights[name].bits)
-            for stored, weights in files(file, base)
+            np.array_equal(to_float32(tensor).view(np.uint32), weights[name].bits)
+            for stored, weights in iterate_files(file, base)
             for name, tensor in stored.items()
         )
     except (InvalidInput, KeyError):  # an architecture or a weight that we have no name for
         return False
 
 
-def files(file: Path, base: Path) -> Iterator[tuple[Tensors, Tensors]]:
+def iterate_files(file: Path, base: Path) -> Iterator[tuple[Tensors, Tensors]]:
     """(weights as stored, weights of the GGUF file under the same names), for each file of the base."""
-    gguf, shape = load("gguf"), Base.of(base_config(base))
+    gguf, shape = load_object("gguf"), Base.of(base_config(base))
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(str(file)).tensors}
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == shape.architecture.name)
     names = gguf.get_tensor_name_map(arch, shape.blocks)
@@ -55,11 +55,11 @@ def convert_back(names: Any, tensors: JsonMapping, shape: Base, name: str) -> Te
         raise KeyError(name)
     size = tuple(int(length) for length in reversed(tensor.shape))
     bits = np.frombuffer(tensor.data.tobytes(), dtype="<u4").reshape(size)
-    heads = shape.heads_of(name.rpartition(".")[0])
+    heads = shape.count_heads(name.rpartition(".")[0])
     return Tensor("F32", reorder(bits, heads, back=True) if heads else bits)
 
 
-def as_float32(tensor: Tensor) -> Array:
+def to_float32(tensor: Tensor) -> Array:
     """Return a stored weight as float32, which is exact for bfloat16 and float16."""
     if tensor.dtype == "BF16":
         return (tensor.bits.astype(np.uint32) << 16).view(np.float32)
@@ -69,7 +69,7 @@ def as_float32(tensor: Tensor) -> Array:
 def write_back(file: Path, base: Path, target: Path) -> None:
     """Write the weights of a GGUF file as a model folder with the layout of its base, in float32."""
     total = 0
-    for path, (_, weights) in zip(sorted(base.glob("*.safetensors")), files(file, base), strict=True):
+    for path, (_, weights) in zip(sorted(base.glob("*.safetensors")), iterate_files(file, base), strict=True):
         write_tensors(target / path.name, weights)
         total += sum(tensor.bits.nbytes for tensor in weights.values())
     changes: dict[str, Callable[[Any], Any]] = {

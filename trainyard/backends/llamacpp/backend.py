@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from trainyard.backends import environments
 from trainyard.backends.base import Probe
-from trainyard.backends.llamacpp.build import FOLDER, PROGRAMS, own_version
+from trainyard.backends.llamacpp.build import FOLDER, PROGRAMS, read_own_version
 from trainyard.backends.programs import ExternalProgram
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
@@ -24,12 +24,12 @@ class LlamacppProgram(ExternalProgram):
         probe_result = super().probe(settings)
         if not probe_result.available:
             return probe_result
-        tools = environments.folder(self.name, settings) / FOLDER
+        tools = environments.find_folder(self.name, settings) / FOLDER
         missing = [name for name in PROGRAMS if not (tools / "bin" / name).is_file()]
         if missing:
             why, fix = f"{tools / 'bin'} has no {missing[0]}.", environments.repair_hint(self.name, settings)
             return Probe(False, version=probe_result.version, why=why, fix=fix)
-        return Probe(True, version=own_version(tools))
+        return Probe(True, version=read_own_version(tools))
 
 
 BACKEND = LlamacppProgram(BackendName.LLAMACPP)

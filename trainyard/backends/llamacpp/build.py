@@ -49,7 +49,7 @@ def build(environment: Path, say: Callable[[str], None]) -> None:
     variables["GIT_CEILING_DIRECTORIES"] = str(environment)
     work = environment / "build"
     work.mkdir()
-    source = unpacked(environment, work, variables, say)
+    source = unpack_sources(environment, work, variables, say)
     say("compiling llama.cpp; this takes about ten minutes on two cores")
     tree = work / "tree"
     options = [f"-D{name}={value}" for name, value in OPTIONS.items()]
@@ -63,7 +63,7 @@ def build(environment: Path, say: Callable[[str], None]) -> None:
     shutil.rmtree(work)
 
 
-def unpacked(environment: Path, work: Path, variables: Mapping[str, str], say: Callable[[str], None]) -> Path:
+def unpack_sources(environment: Path, work: Path, variables: Mapping[str, str], say: Callable[[str], None]) -> Path:
     """Return the sources of llama.cpp, taken out of the pinned package."""
     say(f"downloading {PACKAGE} {RELEASE}, which carries the sources")
     python = str(environment / "bin" / "python")
@@ -87,18 +87,18 @@ def keep(source: Path, tree: Path, target: Path) -> None:
     for name in CONVERTER:
         copy = shutil.copytree if (source / name).is_dir() else shutil.copy2
         copy(source / name, target / name)
-    record = {"release": RELEASE, "version": said_version(target), "programs": list(PROGRAMS)}
+    record = {"release": RELEASE, "version": ask_version(target), "programs": list(PROGRAMS)}
     write_json_durably(target / BUILD_FILE, record)
 
 
-def own_version(tools: Path) -> str:
+def read_own_version(tools: Path) -> str:
     """llama.cpp's own version, as it was recorded when it was built; of programs from elsewhere, what they say."""
     path = tools / BUILD_FILE
     recorded = str(orjson.loads(path.read_bytes()).get("version", "")) if path.is_file() else ""
-    return version_in("version: " + recorded.removeprefix("version: ")) or said_version(tools)
+    return parse_version("version: " + recorded.removeprefix("version: ")) or ask_version(tools)
 
 
-def said_version(tools: Path) -> str:
+def ask_version(tools: Path) -> str:
     """Return what `llama-finetune --version` says; empty if it does not start."""
     try:
         result = subprocess.run(
@@ -107,10 +107,10 @@ def said_version(tools: Path) -> str:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return version_in(result.stdout + result.stderr)
+    return parse_version(result.stdout + result.stderr)
 
 
-def version_in(text: str) -> str:
+def parse_version(text: str) -> str:
     """The version in what the program prints: `version: 0.5.0-dev (build 1, commit 0c1e570)`, then its compiler."""
     match = VERSION.search(text)
     return match.group(1) if match else ""

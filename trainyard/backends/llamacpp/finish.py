@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.backends.external.runner import errors_left_in_plan
+from trainyard.backends.external.runner import record_plan_errors
 from trainyard.backends.frame import read_job
 from trainyard.backends.llamacpp.back import write_back
 from trainyard.backends.llamacpp.plan import with_tokenizer
@@ -40,5 +40,5 @@ def finish(tools: Path, folder: Path, last: Path) -> None:
 
 
 if __name__ == "__main__":
-    with errors_left_in_plan(Path(sys.argv[2])):
+    with record_plan_errors(Path(sys.argv[2])):
         finish(*(Path(argument) for argument in sys.argv[1:4]))

@@ -19,12 +19,12 @@ from pathlib import Path
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.backends.external.plan import account_of
-from trainyard.backends.external.runner import errors_left_in_plan
+from trainyard.backends.external.plan import build_account
+from trainyard.backends.external.runner import record_plan_errors
 from trainyard.backends.frame import read_job
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.llamacpp.back import comes_back
-from trainyard.backends.rows import chat_lines, rows_of
+from trainyard.backends.rows import chat_lines, read_rows
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.data.renderers.table import PLAIN_TEMPLATE, ROLE_COLON
 from trainyard.data.renderers.tokenizer import choose_for_tokenizer
@@ -47,7 +47,7 @@ COMPARED = 200_000
 
 @dataclass(frozen=True)
 class ContextWindows:
-    """What llama-finetune will see of a text."""
+    """Context windows that llama-finetune makes of a text."""
 
     tokens: int
     context: int
@@ -84,12 +84,12 @@ def write_plan(tools: Path, folder: Path) -> None:
     if job.config.stage.type is Stage.SFT:
         tokenizer.chat_template = choose_for_tokenizer(tokenizer, ROLE_COLON.name).text
     tokenizer.save_pretrained(plan_folder / names.TOKENIZER_FOLDER)
-    text, counts = text_of(job)
+    text, counts = render_text(job)
     (plan_folder / TEXT_FILE).write_text(text, encoding="utf-8")
     source = with_tokenizer(base, plan_folder / names.TOKENIZER_FOLDER, plan_folder / SOURCE_FOLDER)
     convert(tools, source, plan_folder / BASE_FILE)
     require_same_ids(tools, plan_folder, tokenizer, text[:COMPARED])
-    account = ContextWindows.of(len(ids_of(tokenizer, text)), job.config.hyperparameters.max_length)
+    account = ContextWindows.of(len(encode_text(tokenizer, text)), job.config.hyperparameters.max_length)
     require_windows(account)
     epochs = int(job.config.hyperparameters.epochs or 3)
     value = {
@@ -100,18 +100,18 @@ def write_plan(tools: Path, folder: Path) -> None:
         "lora": None,
         "comes_back": comes_back(plan_folder / BASE_FILE, base),
         "account": account.planned(counts["written"], epochs),
-        "ledger": account_of(account.ledger(counts["written"], counts["held_out"]), tokenizer),
+        "ledger": build_account(account.ledger(counts["written"], counts["held_out"]), tokenizer),
     }
     write_json_durably(plan_folder / names.PLAN_FILE, value)
 
 
-def text_of(job: TrainingJob) -> tuple[str, dict[str, int]]:
+def render_text(job: TrainingJob) -> tuple[str, dict[str, int]]:
     """Return the rows as one text, and how many were read, written and held out.
 
     Raises `InvalidInput` (`E-CONVERT`) for a turn without loss: llama-finetune learns every token.
     """
     counts = Counter({"read": 0, "written": 0, "held_out": 0})
-    rows = list(rows_of(job))
+    rows = list(read_rows(job))
     if any(not message.learned for row in rows if isinstance(row, SftRow) for message in row.messages):
         raise InvalidInput(
             "The rows have turns with weight 0, and llama.cpp's trainer gives every token a loss.",
@@ -138,7 +138,7 @@ def with_tokenizer(base: Path, tokenizer: Path, target: Path) -> Path:
     return target
 
 
-def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a text in which control tokens are text, as llama-finetune reads it."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
     return list(ids["input_ids"])
@@ -155,7 +155,7 @@ def require_same_ids(tools: Path, plan_folder: Path, tokenizer: PreTrainedTokeni
         env=child_environment(),
     )  # fmt: skip
     llamacpp_ids = json.loads(ran.stdout or "null")
-    base_ids = ids_of(tokenizer, text)
+    base_ids = encode_text(tokenizer, text)
     if llamacpp_ids == base_ids:
         return
     first = next(
@@ -183,5 +183,5 @@ def require_windows(account: ContextWindows) -> None:
 
 
 if __name__ == "__main__":
-    with errors_left_in_plan(Path(sys.argv[2])):
+    with record_plan_errors(Path(sys.argv[2])):
         write_plan(Path(sys.argv[1]), Path(sys.argv[2]))

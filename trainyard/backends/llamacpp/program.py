@@ -18,7 +18,7 @@ from trainyard.backends import environments
 from trainyard.backends.external import runner
 from trainyard.backends.external.runner import ExternalRun, ExternalTool
 from trainyard.backends.frame import lock_devices, read_job
-from trainyard.backends.llamacpp.build import FOLDER, own_version
+from trainyard.backends.llamacpp.build import FOLDER, read_own_version
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import LOG_FILE, Events, Stopped
 from trainyard.errors import TrainyardError
@@ -72,17 +72,17 @@ def train(folder: Path, events: Events) -> None:
     with lock_devices(job, folder, events, DEVICE):
         plan = ["trainyard.backends.llamacpp.plan", str(tools()), str(folder)]
         run = runner.start_run(job, folder, events, DEVICE, plan=plan, failure=MAKE_FAILED.format("plan"))
-        require_space(folder, FREE_COPIES * runner.size_of(run.plan_folder / "base.gguf"))
+        require_space(folder, FREE_COPIES * runner.measure_size(run.plan_folder / "base.gguf"))
         (folder / runner.BEGUN_FILE).touch()
         moved = f"moves all weights but the token embeddings, once for each window of {run.plan['context']} tokens"
         events.emit("warning", text=f"llama-finetune {moved}; nothing is masked.")
-        log_at = runner.size_of(folder / LOG_FILE)
-        hand_over(run, train_epochs(run), log_at)
+        log_at = runner.measure_size(folder / LOG_FILE)
+        write_result(run, train_epochs(run), log_at)
 
 
 def tools() -> Path:
     """Return the programs and the converter of llama.cpp."""
-    return environments.folder(BackendName.LLAMACPP) / FOLDER
+    return environments.find_folder(BackendName.LLAMACPP) / FOLDER
 
 
 def train_epochs(run: ExternalRun) -> LogCurve:
@@ -95,17 +95,17 @@ def train_epochs(run: ExternalRun) -> LogCurve:
     files.begin(**COMPUTES)
     schedule = SCHEDULES[hyper.schedule if epochs > 1 else Schedule.CONSTANT]
     for epoch in range(len(curve.epochs), epochs):
-        model = one_epoch(run, files, curve, model, (hyper.learning_rate or 0.0) * schedule(epoch, epochs, 0))
+        model = run_epoch(run, files, curve, model, (hyper.learning_rate or 0.0) * schedule(epoch, epochs, 0))
     return curve
 
 
-def one_epoch(run: ExternalRun, files: WorkerFiles, curve: LogCurve, model: Path, rate: float) -> Path:
+def run_epoch(run: ExternalRun, files: WorkerFiles, curve: LogCurve, model: Path, rate: float) -> Path:
     """Return one run of the program, and its file as a checkpoint. Raises `Stopped`, or what the program failed at."""
     done = len(curve.epochs)
     out = run.folder / f"epoch-{done + 1}.gguf"
     out.unlink(missing_ok=True)
     curve.means = []
-    watch = LogWatch(files, curve, rate, runner.size_of(run.folder / LOG_FILE))
+    watch = LogWatch(files, curve, rate, runner.measure_size(run.folder / LOG_FILE))
     runner.run_program(run, ExternalTool(lambda _: argv(run, model, out, rate), watch=watch))
     if not out.is_file() or not curve.means:
         raise TrainyardError("llama-finetune ended without a model.", do=f"Read {LOG_FILE}.", code="E-PROGRAM")
@@ -179,13 +179,13 @@ class LogWatch:
                 yield int(match[1]), float(match[3])
 
 
-def hand_over(run: ExternalRun, curve: LogCurve, log_at: int) -> None:
+def write_result(run: ExternalRun, curve: LogCurve, log_at: int) -> None:
     """Make the result of the last epoch's file."""
     last = newest_valid(run.folder / CHECKPOINT_FOLDER).path
     assert last is not None, "every epoch is a checkpoint"
     module = ["trainyard.backends.llamacpp.finish", str(tools()), str(run.folder), str(last / MODEL_FILE)]
     runner.run_helper(module, run.folder, MAKE_FAILED.format("finish"), None)
-    version = own_version(tools())
+    version = read_own_version(tools())
     report: dict[str, object] = {
         "losses": curve.losses,
         # Windows differ in how hard they are; what falls is the mean of an epoch.

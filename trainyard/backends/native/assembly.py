@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import DECISIONS_FILE
-from trainyard.backends.rewarding import make_environment, make_panel, scorer_of
-from trainyard.backends.rows import evaluation_rows, mixed_sets, rows_of
+from trainyard.backends.rewarding import find_scorer, make_environment, make_panel
+from trainyard.backends.rows import evaluation_rows, list_mixed_sets, read_rows
 from trainyard.backends.trl.loading import read_tokenizer
 from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
@@ -36,26 +36,26 @@ from trainyard.spec.packages import LIGER
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.contracts import Encoded, Head, Scores, StageSpec
-from trainyard.train.evaluation import HeldOut, prompt_of
+from trainyard.train.evaluation import HeldOut, build_prompt
 from trainyard.train.latent import table as latent
 from trainyard.train.latent.contract import LatentModule
 from trainyard.train.losses.served_teacher import ServedTeacher
 from trainyard.train.losses.table import STAGES
-from trainyard.train.methods.composition import frozen_context
+from trainyard.train.methods.composition import freeze_context
 from trainyard.train.methods.contract import Policy, PolicyRequest
-from trainyard.train.methods.loading import architecture_of, load_teacher
+from trainyard.train.methods.loading import find_architecture, load_teacher
 from trainyard.train.methods.table import build, counts, parameter_groups, verify_saved
 from trainyard.train.methods.table import save as save_policy
 from trainyard.train.model.head import require_head
-from trainyard.train.model.positions import context_of
+from trainyard.train.model.positions import find_context
 from trainyard.train.model.precision import (
     KernelChoice,
     PrecisionChoice,
-    accelerator_of,
     choose_attention,
     choose_fp8,
     compile_blocks,
     convert_to_fp8,
+    find_accelerator,
     fuse_blocks,
 )
 from trainyard.train.optimizers import make_optimizer
@@ -70,7 +70,7 @@ from trainyard.train.rows.row_attention import choose_row_attention
 from trainyard.train.rows.sharing import share_prompts
 from trainyard.train.rows.tokens import TokenLedger, require_accepted, require_targets
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session.determinism import prefer_deterministic, refusal_of
+from trainyard.train.session.determinism import find_refusal, prefer_deterministic
 from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import AUTOCAST, Session, TrainState
 
@@ -83,7 +83,7 @@ JOB, PLAN = "job", "plan"
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Everything that the data gives to a run: its rows, tokenised and accounted for."""
+    """Prepared data of a run: its rows, tokenised and accounted for."""
 
     tokenizer: PreTrainedTokenizerBase
     stage: StageSpec
@@ -108,7 +108,7 @@ class RunPlan:
 
 @dataclass
 class NativeRun:
-    """One execution, put together."""
+    """Assembled parts of one execution."""
 
     job: TrainingJob
     device: str
@@ -139,10 +139,10 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     """Data, policy, precision, session: everything as it is at the first step of a first start."""
     config, stage = job.config, STAGES[job.config.stage.type].chosen(job.config)
     cut = choose_cut(config, stage, device)
-    tokenizer = tokenizer_of(job, events)
+    tokenizer = load_tokenizer(job, events)
     began = time.perf_counter()
-    examples, ledger = stage.encode(rows_of(job), tokenizer, config)
-    ledger.keep_sets(mixed_sets(job))
+    examples, ledger = stage.encode(read_rows(job), tokenizer, config)
+    ledger.keep_sets(list_mixed_sets(job))
     by_rows_s = time.perf_counter() - began
     frame.report_ledger(events, ledger)
     require_accepted(ledger, job.config.refusal_limit)
@@ -206,7 +206,7 @@ def settle_kernels(session: Session, feed: Feed, policy: Policy, events: Events)
         session.backward(session.forward(feed.batch(feed.plan.steps(0)[0][0])).forward_id, measure=False)
 
     before = session.snapshot()
-    refused = refusal_of(step)
+    refused = find_refusal(step)
     session.restore(replace(before, parts={"random": before.parts["random"]}))
     session.engine.strict = not refused
     policy.facts["deterministic"] = refused or "every kernel of a step"
@@ -272,7 +272,7 @@ def hold_out(job: TrainingJob, feed: Feed, prepared: PreparedData, total_steps: 
     hyper = job.config.hyperparameters
     return HeldOut(
         Feed(examples, plan, stage, feed.pad_id),
-        [prompt_of(example, prepared.tokenizer) for example in examples[: evaluation.samples]],
+        [build_prompt(example, prepared.tokenizer) for example in examples[: evaluation.samples]],
         per_epoch if every == "epoch" else every,
         first=hyper.warmup(total_steps) + 1 if hyper.schedule.facts.warms_up else 1,
         until=job.until,
@@ -287,7 +287,7 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
     if job.teacher_folder is not None:
         require_other_teacher(job)
         teacher = load_teacher(job.teacher_folder, tokenizer, device, config.hyperparameters.precision)
-        policy.reference = partial(frozen_context, teacher)
+        policy.reference = partial(freeze_context, teacher)
         events.emit(
             "teacher", text=f"the teacher {config.stage.teacher_model} has {teacher.num_parameters():,} weights"
         )
@@ -302,17 +302,17 @@ def make_policy(job: TrainingJob, device: str, events: Events, tokenizer: PreTra
             added = f"{config.stage.technique} adds {latent_count:,} weights of its own"
             events.emit("latent", text=f"{added}, which are trained with method {config.method}")
     if isinstance(config.stage, PpoSettings) and config.stage.has_critic:
-        attach_critic(policy.model, make_critic(policy_request(job, device), scorer_of(job)))
+        attach_critic(policy.model, make_critic(policy_request(job, device), find_scorer(job)))
         policy.facts["critic"] = "the reward model" if job.reward_model else "the model itself, with values of 0"
     base = BaseFacts.from_config(transformers.AutoConfig.from_pretrained(job.base, trust_remote_code=False).to_dict())
     frame.report_coverage(events, policy.facts.get("coverage"))
-    for warning in [*advice(config, accelerator_of(device)), *length_advice(config, base), *policy.warnings]:
+    for warning in [*advice(config, find_accelerator(device)), *length_advice(config, base), *policy.warnings]:
         events.emit("warning", text=warning)
     if config.engine.kernels == "liger":
         policy.facts["kernels"] = fuse_blocks(policy.model, device)
     if "liger" in (config.engine.kernels, config.engine.head):
         policy.packages.append(LIGER.name)
-    if fp8 := choose_fp8(config.engine.fp8, accelerator_of(device), capability=capability(device)):
+    if fp8 := choose_fp8(config.engine.fp8, find_accelerator(device), capability=capability(device)):
         events.emit("fp8", used=bool(fp8.name), text=fp8.why)
         policy.facts["fp8"] = fp8.why
         if fp8.name:
@@ -337,7 +337,7 @@ def attach_latent(
     earlier = Path(job.adapter if job.adapter is not None else job.base)
     seed = job.config.hyperparameters.seed
     module = latent.attach(policy.model, tokenizer, settings, seed=seed, earlier=earlier)
-    require_room(module, context_of(policy.model.config), job.config.hyperparameters.max_length)
+    require_room(module, find_context(policy.model.config), job.config.hyperparameters.max_length)
     added = sum(value.numel() for value in module.parameters())
     policy.facts |= {**counts(policy.model), "latent": settings.model_dump(mode="json"), "latent_parameters": added}
 
@@ -359,7 +359,7 @@ def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path, *,
     With `verify` the adapter is loaded again and run once. Raises `TrainyardError` (`E-ADAPTER-INVALID`) then.
     """
     request = policy_request(job, device)
-    with latent.detached(policy.model) as module:
+    with latent.detach_technique(policy.model) as module:
         save_policy(policy, request, target)
         if verify:
             verify_saved(policy, request, target)
@@ -415,7 +415,7 @@ def open_session(
     return Session(engine, folder) if team is None else SharedSession(engine, folder, team)
 
 
-def tokenizer_of(job: TrainingJob, events: Events) -> PreTrainedTokenizerBase:
+def load_tokenizer(job: TrainingJob, events: Events) -> PreTrainedTokenizerBase:
     """The base's tokenizer with the chat template that `engine.template` chooses; it is saved with the result."""
     tokenizer = read_tokenizer(job)
     template = choose_for_tokenizer(tokenizer, job.config.engine.template, roots=data_roots(settings()))
@@ -433,16 +433,16 @@ def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
         device=device,
         base_sha256=job.base_sha256,
         adapter=Path(job.adapter) if job.adapter else None,
-        attention=attention_of(job, device).name,
+        attention=choose_attention_kernel(job, device).name,
     )
 
 
-def attention_of(job: TrainingJob, device: str) -> KernelChoice:
+def choose_attention_kernel(job: TrainingJob, device: str) -> KernelChoice:
     """Return the attention kernel of a job's base on a device, and why."""
-    architecture = architecture_of(job.base, STAGES[job.config.stage.type].head)
+    architecture = find_architecture(job.base, STAGES[job.config.stage.type].head)
     requested, stage = job.config.engine.attention, job.config.stage
     masked = stage.asks_shared is True or (stage.technique is not None and stage.technique.facts.own_masks)
-    kind, device_capability = accelerator_of(device), capability(device)
+    kind, device_capability = find_accelerator(device), capability(device)
     return choose_attention(requested, kind, capability=device_capability, architecture=architecture, flash=not masked)
 
 

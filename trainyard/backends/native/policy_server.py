@@ -28,12 +28,12 @@ from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import Release, ServerProfile, VllmEngine
 from trainyard.serve.targets.vllm import LOAD_PATH, UNLOAD_PATH, load_request
 from trainyard.settings import Settings
-from trainyard.spec.axes.methods import rank_of
+from trainyard.spec.axes.methods import find_rank
 from trainyard.spec.axes.rewards import RolloutSettings
 from trainyard.spec.axes.stages import DrawnSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import CompletionWriter, Generated, Sampling, StopReason
-from trainyard.train.model.positions import context_of
+from trainyard.train.model.positions import find_context
 from trainyard.train.model.sampling import end_ids
 from trainyard.train.rl.drawing import RolloutWriter
 
@@ -118,7 +118,7 @@ class PolicyServer:
         completions: dict[int, Generated] = {}
 
         def ask(prompt: tuple[int, ...], indices: list[int]) -> None:
-            body = {**request_of(prompt, sampling, stops, index=indices[0]), "model": name, "n": len(indices)}
+            body = {**build_request(prompt, sampling, stops, index=indices[0]), "model": name, "n": len(indices)}
             choices = self.post("/v1/completions", body)
             completions.update(
                 zip(indices, (self.generated(choice, stops) for choice in choices["choices"]), strict=True)
@@ -152,7 +152,7 @@ class PolicyServer:
         return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else None
 
 
-def request_of(prompt: Sequence[int], sampling: Sampling, stops: Sequence[int], *, index: int) -> dict[str, object]:
+def build_request(prompt: Sequence[int], sampling: Sampling, stops: Sequence[int], *, index: int) -> dict[str, object]:
     """Return how a prompt is continued: every setting that a model's files could bring is given."""
     return {
         "prompt": list(prompt), "max_tokens": sampling.max_new_tokens,
@@ -182,7 +182,7 @@ class ServedWriter:
         return self.session.generate_by_reference(prompts, sampling)
 
 
-def rollouts_of(config: TrainerConfig) -> RolloutSettings | None:
+def rollout_settings(config: TrainerConfig) -> RolloutSettings | None:
     """Return the settings of who draws, where that is a server."""
     stage = config.stage
     rollouts = stage.rollouts if isinstance(stage, DrawnSettings) else RolloutSettings()
@@ -200,16 +200,16 @@ def serving_policy(
     Whole weights are served from a copy of the base's files, into which each rollout writes its own. Raises
     `Unavailable` (`E-SERVER-START`, `R-PACKAGE-MISSING`), `Conflict` (`E-DEVICE-OCCUPIED`).
     """
-    if rollouts_of(config) is None:
+    if rollout_settings(config) is None:
         yield None
         return
     adapter = config.method.facts.adapter
-    served = base if adapter else str(copy_of(base, folder / SERVED_FOLDER))
-    rollouts = rollouts_of(config)
+    served = base if adapter else str(copy_model(base, folder / SERVED_FOLDER))
+    rollouts = rollout_settings(config)
     assert rollouts is not None, "asked by `serving_policy`"
     engine = VllmEngine(
         type="vllm", model=served, served_name=SERVED_NAME, gpu_memory_utilization=rollouts.memory or DEFAULT_MEMORY,
-        lora_rank=next(rank for rank in LORA_RANKS if rank >= rank_of(config.method)) if adapter else None,
+        lora_rank=next(rank for rank in LORA_RANKS if rank >= find_rank(config.method)) if adapter else None,
         max_model_len=context_needed(base, config),
         options=(*settings.vllm_options, *SAMPLING_OPTIONS),
     )  # fmt: skip
@@ -233,7 +233,7 @@ def context_needed(base: str, config: TrainerConfig) -> int | None:
     vLLM does not start where its cache has no room for one row of the whole context, and a model's is often 128k. It
     refuses more than the model has, and how long an environment's replies become nobody knows before.
     """
-    context = context_of(AutoConfig.from_pretrained(base, trust_remote_code=False))
+    context = find_context(AutoConfig.from_pretrained(base, trust_remote_code=False))
     length = max(LEAST_CONTEXT, config.hyperparameters.max_length + config.stage.drawn_tokens)
     in_turns = isinstance(config.stage, DrawnSettings) and config.stage.environment is not None
     return None if in_turns or (context is not None and length >= context) else length
@@ -246,7 +246,7 @@ def remove_weights(folder: Path) -> None:
             path.unlink()
 
 
-def copy_of(base: str, folder: Path) -> Path:
+def copy_model(base: str, folder: Path) -> Path:
     """Return a copy of a model's files, in place of an earlier one."""
     with suppress(FileNotFoundError):
         shutil.rmtree(folder)

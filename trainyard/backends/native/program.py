@@ -24,7 +24,7 @@ from trainyard.backends.native.assembly import (
     JOB,
     NativeRun,
     assemble,
-    attention_of,
+    choose_attention_kernel,
     policy_request,
     save_trained,
     set_determinism,
@@ -49,13 +49,13 @@ from trainyard.train.checkpoint.state import Snapshot, require_same, restore_wei
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.contracts import StepRecord
 from trainyard.train.evaluation import PeriodicEvaluation
-from trainyard.train.history import choose_by
+from trainyard.train.history import choose_comparison
 from trainyard.train.loop import Save, count_done
 from trainyard.train.loop import train as run_loop
 from trainyard.train.losses.scoring import CRITIC
 from trainyard.train.methods.contract import Policy
 from trainyard.train.methods.table import build
-from trainyard.train.model.precision import accelerator_of
+from trainyard.train.model.precision import find_accelerator
 from trainyard.train.optimizers import optimizer_facts
 from trainyard.train.parallel.session import PEERS
 from trainyard.train.parallel.team import Team
@@ -83,7 +83,7 @@ def train(folder: Path, events: Events, team: Team | None = None) -> None:
         frame.memory_errors_in_words(),
         policy_server(job, folder) as server,
     ):
-        train_on(job, folder, events, device, team=team, server=server)
+        train_on_device(job, folder, events, device, team=team, server=server)
 
 
 def policy_server(job: TrainingJob, folder: Path) -> AbstractContextManager[object]:
@@ -111,7 +111,7 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
     path = folder / FITTED_FILE
     if not path.exists():
         shape = ModelShape.from_config(AutoConfig.from_pretrained(job.base, trust_remote_code=False).to_dict())
-        memory = device_memory(accelerator_of(device))
+        memory = device_memory(find_accelerator(device))
         if shape is None or memory is None:
             why = "this model's layout is not one that is estimated" if memory else f"that of {device} is not known"
             events.emit("warning", text=f"The memory was not fitted: {why}.")
@@ -120,7 +120,7 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
             shape,
             job.config,
             memory,
-            accelerator_of(device),
+            find_accelerator(device),
             rungs=(job.config.method.type,),
             teacher=teacher_shape(job),
         )
@@ -139,7 +139,7 @@ def teacher_shape(job: TrainingJob) -> ModelShape | None:
     return ModelShape.from_config(AutoConfig.from_pretrained(job.teacher_folder, trust_remote_code=False).to_dict())
 
 
-def train_on(
+def train_on_device(
     job: TrainingJob, folder: Path, events: Events, device: str, *, team: Team | None = None, server: object = None
 ) -> None:
     mirror = mirror_address(job)
@@ -159,7 +159,7 @@ def train_on(
         CheckpointWriter(
             folder / CHECKPOINT_FOLDER,
             keep=job.config.engine.keep_checkpoints,
-            best=choose_by(evaluation.metric) if evaluation else min,
+            best=choose_comparison(evaluation.metric) if evaluation else min,
             keep_best=evaluation.keep_best if evaluation else 0,
             mirror=mirror,
             at=faultpoint,
@@ -179,19 +179,19 @@ def train_on(
             total_steps=run.total_steps,
             save=save,
             save_steps=run.save_steps,
-            stop=lambda: events.stop_requested() or reached(run),
-            hooks=[*evaluation_of(run, save, events), StepReporter(run, report), ConstantRewards(events.emit)],
+            stop=lambda: events.stop_requested() or is_at_stop(run),
+            hooks=[*build_evaluation(run, save, events), StepReporter(run, report), ConstantRewards(events.emit)],
         )
         if finished and outlives(job):
             save(run.session, run.progress)
     if not finished:
-        reason = RUNG if reached(run) else "asked to stop; a checkpoint is saved"
+        reason = RUNG if is_at_stop(run) else "asked to stop; a checkpoint is saved"
         raise Stopped(reason, step=count_done(run.session))
     if evaluation and evaluation.load_best:
         take_best(run, folder / CHECKPOINT_FOLDER, mirror)
     run.session.show_served()
-    frame.require_moved(job, run.policy.model, began_with, standstill_of(run))
-    run.policy = served_policy(run)
+    frame.require_moved(job, run.policy.model, began_with, explain_standstill(run))
+    run.policy = build_served_policy(run)
     record = training_record(run, time.monotonic() - started)
     frame.require_finite_weights(run.policy.model)
     frame.save_result(job, folder, record, lambda target: write_result(run, target))
@@ -203,7 +203,7 @@ def outlives(job: TrainingJob) -> bool:
     return job.config.engine.mirror is not None or (job.config.eval is not None and job.config.eval.best_outlive)
 
 
-def reached(run: NativeRun) -> bool:
+def is_at_stop(run: NativeRun) -> bool:
     """Return whether the step is done after which this execution stops."""
     until = run.job.until
     return until is not None and count_done(run.session) >= until
@@ -219,7 +219,7 @@ def save_checkpoint(
     writer.save(step, tensors, {**values, "progress": progress.as_values()}, metric=measured)
 
 
-def evaluation_of(run: NativeRun, save: Save, events: Events) -> list[PeriodicEvaluation]:
+def build_evaluation(run: NativeRun, save: Save, events: Events) -> list[PeriodicEvaluation]:
     """Return the evaluation of a run as a hook of its loop; none where none is requested."""
     evaluation = run.job.config.eval
     if evaluation is None or run.held_out is None:
@@ -309,7 +309,7 @@ def begin_facts(run: NativeRun) -> JsonObject:
     return {
         "total_steps": run.total_steps,
         "total_epochs": round(run.total_steps / run.feed.plan.steps_per_epoch, 4),
-        "device": accelerator_of(run.device).value,
+        "device": find_accelerator(run.device).value,
         "threads": torch.get_num_threads(),
         "precision": run.precision.precision.value,
         "precision_why": run.precision.why,
@@ -321,11 +321,11 @@ def begin_facts(run: NativeRun) -> JsonObject:
         "head": run.session.engine.head.value,
         "kernels": run.job.config.engine.kernels,
         "attention": str(run.policy.model.config._attn_implementation),
-        "attention_why": attention_of(run.job, run.device).why,
+        "attention_why": choose_attention_kernel(run.job, run.device).why,
     }
 
 
-def served_policy(run: NativeRun) -> Policy:
+def build_served_policy(run: NativeRun) -> Policy:
     """Return the policy with its complete trained weights. Where they are sharded, the policy is loaded again."""
     if not run.session.parallelism.is_sharded:
         return run.policy
@@ -358,7 +358,7 @@ def training_record(run: NativeRun, seconds: float) -> JsonObject:
     }
 
 
-def standstill_of(run: NativeRun) -> str:
+def explain_standstill(run: NativeRun) -> str:
     """Return why a run has moved nothing, if it has not."""
     done, rollouts = count_done(run.session), summarize_rollouts(run.progress.kept)
     return frame.explain_standstill(run.progress.losses, done, run.session.skipped, rollouts)

@@ -47,7 +47,7 @@ from trainyard.spec.training import EngineSettings, Hyperparameters, RopeScaling
 from trainyard.train.checkpoint.state import flatten
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest
 from trainyard.train.loop import train
-from trainyard.train.optimizers import on_eval
+from trainyard.train.optimizers import switch_to_eval
 
 STAGES, METHODS = BackendName.NATIVE.facts.stages, BackendName.NATIVE.facts.methods
 MODES = ("stopped", "killed")
@@ -122,7 +122,7 @@ VARIATIONS: Mapping[str, Variation] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One stage, with its loss if it has more than one, and one method, maybe with further settings."""
+    """A stage, with its loss if it has more than one, and a method, possibly with further settings."""
 
     stage: Stage
     loss: PreferenceLoss | None
@@ -140,7 +140,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellVerdict:
-    """What became of one cell in one mode."""
+    """Outcome of one cell in one mode."""
 
     stage: str
     loss: str | None
@@ -212,7 +212,7 @@ def stage_settings(cell: Cell) -> dict[str, object]:
     return {"loss": cell.loss, "shared_prompt": cell.loss in SHARED_LOSSES}
 
 
-def job_of(cell: Cell, world: Path) -> TrainingJob:
+def build_job(cell: Cell, world: Path) -> TrainingJob:
     small = {key: SMALL[key] for key in SMALL.keys() & METHOD_SETTINGS[cell.method].model_fields.keys()}
     varied = VARIATIONS.get(cell.variation, Variation(cell.stage, cell.method))
     packed = {"batching": "packed", "token_budget": PACK[cell.loss in SHARED_LOSSES]}
@@ -256,7 +256,7 @@ class Silent:
         return False
 
 
-def counted(after: int | None, act: Callable[[], bool]) -> Callable[[], bool]:
+def count_calls(after: int | None, act: Callable[[], bool]) -> Callable[[], bool]:
     """Return a stop signal that acts when it was asked `after` times (once before every micro-batch)."""
     calls = itertools.count()
     return lambda: act() if after is not None and next(calls) == after else False
@@ -272,7 +272,7 @@ def train_cell(cell: Cell, world: Path, folder: Path, stop: Callable[[], bool], 
 
     `dropped` names a part of the state that is not taken back: a proof that cannot fail would prove nothing.
     """
-    job = job_of(cell, world)
+    job = build_job(cell, world)
     set_determinism(job)
     folder.mkdir(parents=True, exist_ok=True)
     events: Any = Silent()
@@ -283,15 +283,15 @@ def train_cell(cell: Cell, world: Path, folder: Path, stop: Callable[[], bool], 
     with CheckpointWriter(folder / "checkpoints") as writer:
         finished = train(
             run.session, run.feed, run.progress, total_steps=run.total_steps,
-            save=lambda session, progress: settled(writer, session, progress),
+            save=lambda session, progress: commit_checkpoint(writer, session, progress),
             save_steps=SAVE_STEPS, stop=stop,
         )  # fmt: skip
     if finished:
-        on_eval(run.session.engine.optimizer)
+        switch_to_eval(run.session.engine.optimizer)
         (folder / "digests.json").write_text(json.dumps(digests(run)), encoding="utf-8")
 
 
-def settled(writer: CheckpointWriter, session: Any, progress: Any) -> None:
+def commit_checkpoint(writer: CheckpointWriter, session: Any, progress: Any) -> None:
     """A checkpoint that is on the disk when this returns, so that a kill later finds it."""
     save_checkpoint(writer, session, progress)
     writer.wait()
@@ -313,9 +313,9 @@ def digests(run: NativeRun) -> dict[str, str]:
 # A cell, in processes of its own
 
 
-def in_a_fork(work: Callable[[], None], log: Path) -> int:
+def run_in_fork(work: Callable[[], None], log: Path) -> int:
     """Run `work` in a forked process; returns its exit code (negative: ended by that signal)."""
-    child = multiprocessing.get_context("fork").Process(target=logged, args=(work, log))
+    child = multiprocessing.get_context("fork").Process(target=run_logged, args=(work, log))
     child.start()
     child.join(LIMIT_S)
     if child.is_alive():
@@ -324,7 +324,7 @@ def in_a_fork(work: Callable[[], None], log: Path) -> int:
     return int(child.exitcode or 0)
 
 
-def logged(work: Callable[[], None], log: Path) -> None:
+def run_logged(work: Callable[[], None], log: Path) -> None:
     """The forked side: its words go to a file, and it leaves without running the parent's clean-up."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
@@ -365,8 +365,8 @@ def run_mode(
     """Start a cell as often as the mode asks; the digests that it ends with, or {error}."""
     folder.mkdir(parents=True, exist_ok=True)
     for interruption in attempts:
-        stop = counted(*interruption) if interruption else lambda: False
-        code = in_a_fork(lambda stop=stop: train_cell(cell, world, folder, stop, dropped), folder / "log")  # type: ignore[misc]
+        stop = count_calls(*interruption) if interruption else lambda: False
+        code = run_in_fork(lambda stop=stop: train_cell(cell, world, folder, stop, dropped), folder / "log")  # type: ignore[misc]
         exit_codes = (-signal.SIGKILL,) if interruption and interruption[1] is die else (0,)
         if code not in exit_codes:
             lines = (folder / "log").read_text(errors="replace").strip().splitlines()

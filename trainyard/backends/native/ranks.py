@@ -1,4 +1,4 @@
-"""One process of a distributed native training: rank 0 runs the program, the other ranks follow it.
+"""Processes of a distributed native training: rank 0 runs the program, the other ranks follow it.
 
 The first prepares the data, decides and loops, exactly as one process does. The others load the same model, open their
 side of the session, and carry out its commands; they never see the data.
@@ -52,7 +52,7 @@ def follow(folder: Path, events: Events, team: Team, device: str) -> None:
         return
     job = TrainingJob.model_validate(arguments[0])
     assembly.set_determinism(job)
-    tokenizer = assembly.tokenizer_of(job, events)
+    tokenizer = assembly.load_tokenizer(job, events)
     policy = assembly.make_policy(job, device, events, tokenizer)
     word, arguments = team.receive_command()
     if word == END:

@@ -43,7 +43,7 @@ class ScriptProgram(ExternalProgram):
                 fix="Let the operator install it, or correct `script_wrapper` in trainyard.toml.",
             )
         try:
-            environments.python_of(BackendName.SCRIPT, current)
+            environments.find_python(BackendName.SCRIPT, current)
         except TrainyardError as error:
             return Probe(False, why=error.why, fix=error.do)
         return Probe(True, version=trainyard.__version__)

@@ -25,10 +25,10 @@ from trainyard.data.renderers.limited import is_known, open_limited
 from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.stages import Stage
-from trainyard.spec.migrate import in_groups
+from trainyard.spec.migrate import group_settings
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.stores.models import chat_template as own_template
 from trainyard.stores.whole import write_json_durably
@@ -40,7 +40,7 @@ PROBE_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 def plain_spec(job: TrainingJob) -> dict[str, object]:
     """Return the input of a script: a job without Trainyard's identifiers."""
-    config = in_groups(job.config.model_dump(mode="json"))
+    config = group_settings(job.config.model_dump(mode="json"))
     names = ("stage", "method", "hyperparameters", "lora", "preference", "quantization", "engine", "device", "control")
     return {
         **{name: config[name] for name in names},
@@ -66,7 +66,7 @@ def chat_template(job: TrainingJob) -> str | None:
     if name == AUTO and (job.config.stage.type is Stage.CPT or (base.is_dir() and own_template(base))):
         return None
     try:
-        tokenizer = load("transformers:AutoTokenizer").from_pretrained(job.base, trust_remote_code=False)
+        tokenizer = load_object("transformers:AutoTokenizer").from_pretrained(job.base, trust_remote_code=False)
     except (OSError, ValueError):  # the script says so when it reads the tokenizer
         return None if name == AUTO else choose_template(name, roots=roots).text
     text = choose_for_tokenizer(tokenizer, name, roots=roots).text

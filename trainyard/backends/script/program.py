@@ -25,8 +25,8 @@ from trainyard.backends.script import files
 from trainyard.backends.script.templates import FOLDER
 from trainyard.compute.child import LOG_FILE, STOPPED_EXIT, Events, Stopped
 from trainyard.compute.events import Event, EventTail, read_events
-from trainyard.compute.gpus import devices_here
-from trainyard.compute.shim import follow, how_ended, start
+from trainyard.compute.gpus import list_devices
+from trainyard.compute.shim import describe_end, follow, start
 from trainyard.compute.supervise import last_log_line
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
@@ -46,7 +46,7 @@ NO_TOKENS = {"read": 0, "trained": 0, "masked": 0, "truncated": 0, "dropped": 0}
 def train(folder: Path, events: Events) -> None:
     """Run the script of `folder/script` to its end."""
     job = frame.read_job(folder)
-    device, started = pick_device(job.config.device, BackendName.SCRIPT, devices_here()), time.monotonic()
+    device, started = pick_device(job.config.device, BackendName.SCRIPT, list_devices()), time.monotonic()
     with frame.lock_devices(job, folder, events, device):
         try:
             code = run_script(folder, events)
@@ -60,7 +60,7 @@ def run_script(folder: Path, events: Events) -> int:
     """Return the script's exit code; its events are passed on while it runs."""
     work = folder / FOLDER
     tail = EventTail.at_end(work / OWN_EVENTS)
-    python = str(environments.python_of(BackendName.SCRIPT))
+    python = str(environments.find_python(BackendName.SCRIPT))
     argv = [*settings().script_wrapper, python, files.SCRIPT_FILE, files.SPEC_NAME]
     variables = {**environments.clean_variables(child_environment()), EVENTS_VARIABLE: str(work / OWN_EVENTS)}
     process = start(argv, folder / LOG_FILE, cwd=work, env=variables)
@@ -94,7 +94,7 @@ def judge(folder: Path, code: int, events: Events) -> None:
         step = {"step": points[-1].step} if points else {}
         raise Stopped(f"asked to stop; {saved}" if stop_requested else saved, program_exit=code, **step)
     raise TrainyardError(
-        f"The training script {how_ended(code)}.",
+        f"The training script {describe_end(code)}.",
         why=last_log_line(folder),
         do=f"Read {LOG_FILE}; run the script by hand in {folder / FOLDER}: python train.py spec.json",
         code="E-SCRIPT",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from trainyard.cancellation import end_on_leaving, ending_of
+from trainyard.cancellation import end_on_leaving, make_closer
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, TrainyardError, from_fields
 from trainyard.json_types import JsonMapping, JsonObject
 
@@ -31,7 +31,7 @@ MAX_PATH_BYTES = 100
 
 @dataclass(frozen=True)
 class Frame:
-    """One message: a header and a body, sent together."""
+    """A message: a header and a body, sent together."""
 
     header: JsonObject
     body: bytes = b""
@@ -56,16 +56,16 @@ def receive_frame(connection: socket.socket) -> Frame | None:
         return None
     magic, header_bytes, body_bytes = LENGTHS.unpack(first)
     if magic != MAGIC:
-        raise refused_frame(f"it begins with {magic!r}, not with {MAGIC!r}")
+        raise refused_frame_error(f"it begins with {magic!r}, not with {MAGIC!r}")
     require_lengths(header_bytes, body_bytes)
     text = receive_bytes(connection, header_bytes)
     body = receive_bytes(connection, body_bytes)
     try:
         header = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise refused_frame(f"its header is not JSON: {error}") from error
+        raise refused_frame_error(f"its header is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise refused_frame("its header is not a JSON object")
+        raise refused_frame_error("its header is not a JSON object")
     return Frame(header, body)
 
 
@@ -77,7 +77,7 @@ def receive_bytes(connection: socket.socket, count: int, *, may_end: bool = Fals
         if not piece and may_end and not buffer:
             return b""
         if not piece:
-            raise refused_frame(f"it ends after {len(buffer)} of {count} bytes")
+            raise refused_frame_error(f"it ends after {len(buffer)} of {count} bytes")
         buffer += piece
     return bytes(buffer)
 
@@ -92,7 +92,7 @@ def require_lengths(header_bytes: int, body_bytes: int) -> None:
             )
 
 
-def refused_frame(why: str) -> InvalidInput:
+def refused_frame_error(why: str) -> InvalidInput:
     return InvalidInput(
         "This is not a call of a session.", why=why, do="Use the session operations of Trainyard.",
         code="E-REQUEST-REFUSED",
@@ -112,20 +112,20 @@ def ask(path: str, header: JsonMapping, body: bytes = b"", *, timeout_s: float |
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(path)
             connection.settimeout(timeout_s)
-            with end_on_leaving(ending_of(connection)):
+            with end_on_leaving(make_closer(connection)):
                 send_frame(connection, header, body)
                 answer = receive_frame(connection)
     except OSError as error:
-        raise lost_session(str(error)) from error
+        raise lost_session_error(str(error)) from error
     if answer is None:
-        raise lost_session("it ended during the call")
+        raise lost_session_error("it ended during the call")
     if "error" in answer.header:
         raise from_fields(answer.header["error"])
     reply: JsonObject = answer.header["reply"]
     return reply
 
 
-def lost_session(why: str) -> Conflict:
+def lost_session_error(why: str) -> Conflict:
     return Conflict(
         "The session does not answer.", why=why,
         do="Look at its state by `trainyard sessions show`, and continue it by `trainyard sessions resume`.",

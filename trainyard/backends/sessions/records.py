@@ -30,7 +30,7 @@ from trainyard.settings import Settings
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.live.job_ids import SESSION_ID
-from trainyard.stores.schema import read_versioned, unversioned, versioned
+from trainyard.stores.schema import add_version, read_versioned, strip_version
 from trainyard.stores.whole import write_json_durably
 
 RECORD_FILE, STATUS_FILE, SOCKET_FILE = "session.json", "status.json", "socket.json"
@@ -40,7 +40,7 @@ SAVED_FOLDER = "saved"
 
 
 class SessionState(StrEnum):
-    """What a session is doing."""
+    """Status of a session."""
 
     PENDING = "pending"
     """Waits for a worker or for a device, or loads its model."""
@@ -55,7 +55,7 @@ class SessionState(StrEnum):
 
 
 class SessionRecord(BaseModel):
-    """One session as it was created."""
+    """A session as it was created."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -99,11 +99,11 @@ def sessions_folder(settings: Settings) -> Path:
 def folder_of_session(settings: Settings, session: str) -> Path:
     """Return the folder of a session. Raises `NotFound` (`E-NOT-FOUND`) for what is not an id."""
     if not SESSION_ID.fullmatch(session):
-        raise no_session(session)
+        raise no_session_error(session)
     return sessions_folder(settings) / session
 
 
-def no_session(session: str) -> NotFound:
+def no_session_error(session: str) -> NotFound:
     return NotFound(
         f"There is no session {session[:64]!r}.", do="List the sessions by `trainyard sessions list`.",
         code="E-NOT-FOUND",
@@ -114,7 +114,7 @@ def write_record(settings: Settings, record: SessionRecord) -> Path:
     folder = folder_of_session(settings, record.id)
     make_folders(DISK, folder)
     folder.chmod(0o700)
-    write_json_durably(folder / RECORD_FILE, versioned("session", record.model_dump(mode="json")))
+    write_json_durably(folder / RECORD_FILE, add_version("session", record.model_dump(mode="json")))
     return folder
 
 
@@ -125,10 +125,10 @@ def read_record(settings: Settings, session: str, tenant: str = "") -> SessionRe
     """
     path = folder_of_session(settings, session) / RECORD_FILE
     if not path.is_file():
-        raise no_session(session)
+        raise no_session_error(session)
     record = SessionRecord.model_validate(read_versioned("session", path.read_bytes(), path))
     if tenant and record.tenant != tenant:
-        raise no_session(session)
+        raise no_session_error(session)
     return record
 
 
@@ -162,7 +162,7 @@ def write_status(
     last: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     status = SessionStatus(state=state, detail=detail, run=run, begun=started, last=dict(last), updated=time.time())
-    write_json_durably(folder / STATUS_FILE, versioned("session", status.model_dump(mode="json")))
+    write_json_durably(folder / STATUS_FILE, add_version("session", status.model_dump(mode="json")))
 
 
 def read_status(settings: Settings, session: str) -> SessionStatus:
@@ -170,7 +170,9 @@ def read_status(settings: Settings, session: str) -> SessionStatus:
     folder = folder_of_session(settings, session)
     value = read_json(folder / STATUS_FILE)
     status = (
-        SessionStatus.model_validate(unversioned("session", value, folder / STATUS_FILE)) if value else SessionStatus()
+        SessionStatus.model_validate(strip_version("session", value, folder / STATUS_FILE))
+        if value
+        else SessionStatus()
     )
     alive = status.state in (SessionState.PENDING, SessionState.OPEN)
     if value and status.begun and alive and not is_running(settings, session):
@@ -178,7 +180,7 @@ def read_status(settings: Settings, session: str) -> SessionStatus:
     return status
 
 
-def socket_of(folder: Path) -> str | None:
+def find_socket(folder: Path) -> str | None:
     """Where a session answers; None while it does not."""
     address = read_unchanged(f"{folder}/{SOCKET_FILE}")
     return str(address["path"]) if address else None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.backends.base import check
-from trainyard.backends.job import TrainingJob, job_for
+from trainyard.backends.job import TrainingJob, prepare_job
 from trainyard.backends.sessions.records import (
     SessionRecord,
     SessionState,
@@ -20,7 +20,7 @@ from trainyard.backends.sessions.records import (
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
-from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, supervise
+from trainyard.compute.supervise import DesiredState, Outcome, Status, keep_running, supervise
 from trainyard.errors import InvalidInput, TrainyardError, from_fields
 from trainyard.inherited import key_variable
 from trainyard.settings import Settings
@@ -49,9 +49,9 @@ class SessionJob(BaseModel):
 def session_job(
     record: SessionRecord, settings: Settings, *, devices: tuple[int, ...] = (0,), run: str = ""
 ) -> SessionJob:
-    """Return the job of a session on this machine. Raises what `job_for` raises for a base that is not here."""
+    """Return the job of a session on this machine. Raises what `prepare_job` raises for a base that is not here."""
     base = record.config.base_model or settings.default_base_model
-    job = job_for(record.config, base, settings, data={}, devices=devices, run=run, node=record.id)
+    job = prepare_job(record.config, base, settings, data={}, devices=devices, run=run, node=record.id)
     return SessionJob(
         session=record.id, job=job, idle_s=record.idle_s, autosave_s=record.autosave_s, key=settings.checkpoint_key
     )  # fmt: skip
@@ -63,7 +63,7 @@ def run_session(
     *,
     devices: tuple[int, ...] = (0,),
     run: str = "",
-    desired_state: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = keep_running,
     on_event: Callable[[Event], None] = ignore,
     poll_s: float = POLL_S,
 ) -> Outcome:
@@ -110,11 +110,11 @@ def key_environment(settings: Settings) -> dict[str, str]:
 def ending(outcome: Outcome) -> tuple[SessionState, str]:
     """Return the state of a session whose child has ended, and why it did."""
     if outcome.status is Status.FAILED:
-        error = error_of(outcome)
+        error = build_error(outcome)
         killed = outcome.exit_code < 0
         return (SessionState.LOST if killed else SessionState.FAILED), f"{error.code}: {error.what}"
     return SessionState.ENDED, "closed" if outcome.status is Status.DONE else outcome.reason
 
 
-def error_of(outcome: Outcome) -> TrainyardError:
+def build_error(outcome: Outcome) -> TrainyardError:
     return from_fields(outcome.error or {"what": "The session ended."})

@@ -26,7 +26,7 @@ MOST_LOSSES = 1000
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is, in optimizer steps."""
+    """Length of a run, in optimizer steps."""
 
     total_steps: int
     epochs: float
@@ -36,7 +36,7 @@ class Length:
     """Steps that share what was drawn for the first of them: a checkpoint is made only between two such groups."""
 
 
-def completions_of(job: TrainingJob) -> int:
+def count_completions(job: TrainingJob) -> int:
     """Completions that are drawn for each row; 1 where the row itself is learned from."""
     return job.config.stage.num_generations if isinstance(job.config.stage, GrpoSettings) else 1
 
@@ -45,10 +45,10 @@ def prompts_of_a_step(job: TrainingJob) -> int:
     """Rows of an optimizer step that completions are drawn for."""
     hyper = job.config.hyperparameters
     completions = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
-    return max(1, completions // completions_of(job))
+    return max(1, completions // count_completions(job))
 
 
-def left_out(job: TrainingJob, rows: int) -> int:
+def count_left_out(job: TrainingJob, rows: int) -> int:
     """Rows that each pass leaves out, which are others in each: KTO compares the rows of a batch, and a last batch of
     one would be compared with itself; GRPO compares completions, and a step takes the same number of prompts."""
     if isinstance(job.config.stage, GrpoSettings):
@@ -59,7 +59,7 @@ def left_out(job: TrainingJob, rows: int) -> int:
 def run_length(job: TrainingJob, rows: int) -> Length:
     """Steps of a run over `rows` rows a pass, and how often it logs and saves."""
     hyper = job.config.hyperparameters
-    batches = math.ceil(rows * completions_of(job) / (hyper.batch_size * job.config.launch.processes))
+    batches = math.ceil(rows * count_completions(job) / (hyper.batch_size * job.config.launch.processes))
     # The steps that learn from the same completions belong together.
     whole = job.config.stage.num_iterations if isinstance(job.config.stage, GrpoSettings) else 1
     per_epoch = max(1, math.ceil(batches / hyper.gradient_accumulation)) * whole

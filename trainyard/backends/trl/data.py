@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.backends.frame import report_ledger
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.rows import mixed_sets, rows_of
-from trainyard.backends.trl.arguments import Length, left_out, prompts_of_a_step, run_length
+from trainyard.backends.rows import list_mixed_sets, read_rows
+from trainyard.backends.trl.arguments import Length, count_left_out, prompts_of_a_step, run_length
 from trainyard.backends.trl.loading import load_tokenizer
-from trainyard.backends.trl.rollouts import require_prompts, rollouts_of
+from trainyard.backends.trl.rollouts import require_prompts, rollout_settings
 from trainyard.compute.child import Events
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
@@ -28,7 +28,7 @@ Encoder = Callable[[Any, PreTrainedTokenizerBase, TrainerConfig], Encoding]
 
 @dataclass
 class PreparedRun:
-    """Everything that a run needs before its first step."""
+    """Prepared inputs of a run, before its first step."""
 
     job: TrainingJob
     device: str
@@ -44,17 +44,17 @@ def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH`, `E-DATA-EMPTY`, …)."""
     require_rows(job.config)
     if job.config.stage.type is Stage.GRPO:
-        rollouts_of(job)
+        rollout_settings(job)
     tokenizer = load_tokenizer(job)
-    examples, ledger = ENCODERS[job.config.stage.type](list(rows_of(job)), tokenizer, job.config)
-    ledger.keep_sets(mixed_sets(job))
+    examples, ledger = ENCODERS[job.config.stage.type](list(read_rows(job)), tokenizer, job.config)
+    ledger.keep_sets(list_mixed_sets(job))
     report_ledger(events, ledger)
     require_accepted(ledger, job.config.refusal_limit)
     if job.config.stage.type is Stage.GRPO and ledger.rows["read"]:
         require_prompts(job, ledger)
     else:
         require_targets(ledger)
-    alone = left_out(job, len(examples))
+    alone = count_left_out(job, len(examples))
     if alone:
         events.emit("warning", text=describe_dropped_rows(job, len(examples), alone))
     return PreparedRun(job, device, tokenizer, examples, ledger, run_length(job, len(examples) - alone), alone)

@@ -25,7 +25,7 @@ from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.train.methods.loading import default_attention
-from trainyard.train.parallel.team import Team, joined, take_device
+from trainyard.train.parallel.team import Team, join_team, take_device
 
 PART_FILE = "optimizer_{}.pt"
 """A process's part of the optimizer, next to its random state in a checkpoint."""
@@ -38,7 +38,7 @@ def join_ranks(folder: Path, device: str) -> Iterator[Team]:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device == "cuda":
         take_device(int(os.environ["LOCAL_RANK"]), size)
-    with joined(rank, size, folder / RANKS_FOLDER / MEETING_FILE, device) as team:
+    with join_team(rank, size, folder / RANKS_FOLDER / MEETING_FILE, device) as team:
         yield team
 
 
@@ -52,25 +52,25 @@ def is_sharded(job: TrainingJob) -> bool:
     return job.config.launch.strategy in IN_PARTS
 
 
-def layout_of(job: TrainingJob) -> dict[str, object]:
+def describe_layout(job: TrainingJob) -> dict[str, object]:
     """Return the layout of the shards, for the record."""
     launch = job.config.launch
-    size = {"shard_size": parts_of(job)} if launch.strategy is Strategy.FSDP_HYBRID else {}
+    size = {"shard_size": count_parts(job)} if launch.strategy is Strategy.FSDP_HYBRID else {}
     return {"strategy": launch.strategy.value, "processes": launch.processes, **size}
 
 
-def parts_of(job: TrainingJob) -> int:
+def count_parts(job: TrainingJob) -> int:
     """Return the number of processes that share one copy of the weights."""
     launch = job.config.launch
     hybrid = launch.strategy is Strategy.FSDP_HYBRID
     return (launch.shard_size or launch.processes // 2) if hybrid else launch.processes
 
 
-def shared_model(job: TrainingJob, checkpoint: Path | None) -> Any:
+def load_sharded_model(job: TrainingJob, checkpoint: Path | None) -> Any:
     """Load the whole model, sharded while it is loaded: the base, or the content of a checkpoint."""
     source = job.base if checkpoint is None else str(next(checkpoint.glob("checkpoint-*")))
     require_family(AutoConfig.from_pretrained(source, trust_remote_code=False))
-    size = parts_of(job)
+    size = count_parts(job)
     model = AutoModelForCausalLM.from_pretrained(
         source,
         trust_remote_code=False,
@@ -122,13 +122,13 @@ def take_states(optimizer: Any, saved: JsonObject) -> None:
     """The inverse: parts become tensors that know of the others, like the weights that they belong to."""
     weights = [value for group in optimizer.param_groups for value in group["params"]]
     parts = {
-        index: {name: as_part(value, weights[index]) for name, value in entry.items()}
+        index: {name: cut_part(value, weights[index]) for name, value in entry.items()}
         for index, entry in saved["state"].items()
     }
     optimizer.load_state_dict({**saved, "state": parts})
 
 
-def as_part(value: Any, weight: Any) -> Any:
+def cut_part(value: Any, weight: Any) -> Any:
     """Return a state of the shape of a weight's part, in the same places; anything else as it is."""
     if not isinstance(value, torch.Tensor) or value.shape != weight.to_local().shape or not value.ndim:
         return value

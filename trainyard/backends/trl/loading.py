@@ -29,7 +29,7 @@ from trainyard.train.methods.loading import add_tokens, grow_vocabulary, load_mo
 from trainyard.train.methods.lora import TASKS, adapter_shape, load_quantised
 from trainyard.train.methods.targets import targets
 from trainyard.train.model.positions import position_options
-from trainyard.train.model.precision import accelerator_of, frozen_dtype
+from trainyard.train.model.precision import choose_frozen_dtype, find_accelerator
 
 
 def pick_device(requested: Device) -> str:
@@ -38,7 +38,7 @@ def pick_device(requested: Device) -> str:
     if requested is Device.AUTO:
         return next(name for name, present in here.items() if present)
     device = requested.facts.torch_type
-    if not here[device] or accelerator_of(device) is not requested:
+    if not here[device] or find_accelerator(device) is not requested:
         raise InvalidInput(
             f"The device {requested.value!r} was requested, and this machine has none.",
             do="Use device: auto, which takes what is here.",
@@ -79,7 +79,7 @@ def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def head_of(job: TrainingJob) -> Head:
+def find_head(job: TrainingJob) -> Head:
     """Return the kind of the model's output: text, or one score a row."""
     return job.config.stage.facts.head
 
@@ -93,16 +93,16 @@ def load_base(job: TrainingJob, device: str) -> Any:
     if job.config.base_format:
         return load_quantised(policy_request(job, device), job.base)
     moves = job.config.method.type is Method.FULL
-    dtype = torch.float32 if moves else frozen_dtype(device, job.config.hyperparameters.precision)
+    dtype = torch.float32 if moves else choose_frozen_dtype(device, job.config.hyperparameters.precision)
     options = {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype}
-    model = load_model(job.base, head_of(job), {**options, **position_options(job.base, job.config.rope)})
+    model = load_model(job.base, find_head(job), {**options, **position_options(job.base, job.config.rope)})
     return grow_vocabulary(model, job.base, job.config.added_tokens)
 
 
 def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
     """Return the sources of the model, in the words of the native engine."""
     adapter = Path(job.adapter) if job.adapter else None
-    return PolicyRequest(job.config, job.base, head_of(job), device, job.base_sha256, adapter)
+    return PolicyRequest(job.config, job.base, find_head(job), device, job.base_sha256, adapter)
 
 
 def make_model(job: TrainingJob, device: str) -> Any:
@@ -119,9 +119,9 @@ def with_adapter(model: Any, job: TrainingJob, device: str = "cpu") -> Any:
     if job.adapter is not None:
         folder = Path(job.adapter)
         require_same_base(folder, job.base_sha256, job.node or None)
-        return load_adapter(model, folder, read_config(folder, head_of(job), trainable=True), NEW, device)
+        return load_adapter(model, folder, read_config(folder, find_head(job), trainable=True), NEW, device)
     torch.manual_seed(job.config.hyperparameters.seed)  # a new score has drawn before
-    config = adapter_shape(job.config, TASKS[head_of(job)], targets(model, adapter_settings(job.config.method)))
+    config = adapter_shape(job.config, TASKS[find_head(job)], targets(model, adapter_settings(job.config.method)))
     return inject(model, config, NEW)
 
 

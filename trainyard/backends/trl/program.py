@@ -22,10 +22,10 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, log_restart
 from trainyard.backends.trl.arguments import common_arguments
 from trainyard.backends.trl.data import PreparedRun, prepare, sequence
-from trainyard.backends.trl.distributed import is_sharded, join_ranks, layout_of, shared_model, sync_value
+from trainyard.backends.trl.distributed import describe_layout, is_sharded, join_ranks, load_sharded_model, sync_value
 from trainyard.backends.trl.loading import (
     adapter_facts,
-    head_of,
+    find_head,
     make_model,
     pick_device,
     policy_request,
@@ -45,8 +45,8 @@ from trainyard.train.methods.coverage import measure_coverage
 from trainyard.train.methods.initialization import initialize_adapter
 from trainyard.train.methods.loading import lineage
 from trainyard.train.methods.reloading import require_reloaded
-from trainyard.train.methods.sums import adapted_layers, write_difference
-from trainyard.train.model.precision import PrecisionChoice, accelerator_of
+from trainyard.train.methods.sums import list_adapted_layers, write_difference
+from trainyard.train.model.precision import PrecisionChoice, find_accelerator
 from trainyard.train.parallel.team import Team
 
 
@@ -63,16 +63,16 @@ def train(folder: Path, events: Events) -> None:
             stack.enter_context(frame.lock_devices(job, folder, events, device))
         sync_value(team, None)  # nobody begins before the device is ours
         with frame.memory_errors_in_words():
-            train_on(job, folder, events, device, team)
+            train_on_device(job, folder, events, device, team)
 
 
-def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
-    checkpoint, restarted_from = start_of(folder, events, team)
+def train_on_device(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
+    checkpoint, restarted_from = share_start(folder, events, team)
     prepared = prepare(job, device, events)
     frame.require_steps(job, prepared.length.total_steps, events)
     frame.require_not_stopped(sync_value(team, events.stop_requested()))
     set_seed(job.config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
-    model = shared_model(job, checkpoint.path) if is_sharded(job) else make_model(job, device)
+    model = load_sharded_model(job, checkpoint.path) if is_sharded(job) else make_model(job, device)
     if job.config.method.facts.adapter and not is_sharded(job):
         frame.report_coverage(events, measure_coverage(model, NEW))
     initial = initialize_adapter(model, policy_request(job, device)) if job.adapter is None else None
@@ -94,11 +94,11 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     points = trainer.curve.points
     frame.require_moved(job, trainer.model, began_with, frame.explain_standstill(points, len(points), 0, {}))
     record = training_record(prepared, trainer, choice, time.monotonic() - started)
-    hand_over(trainer, prepared, folder, record)
+    write_model(trainer, prepared, folder, record)
     frame.report_metrics(events, record)
 
 
-def start_of(folder: Path, events: Events, team: Team | None) -> tuple[FoundCheckpoint, dict[str, int] | str | None]:
+def share_start(folder: Path, events: Events, team: Team | None) -> tuple[FoundCheckpoint, dict[str, int] | str | None]:
     """Return the checkpoint that rank 0 has found, on every rank; and where a restart continues from."""
     restarted_from: dict[str, int] | str | None = None
     path, step = "", 0
@@ -134,7 +134,7 @@ def begin_facts(prepared: PreparedRun, choice: PrecisionChoice) -> JsonObject:
     return {
         "total_steps": prepared.length.total_steps,
         "total_epochs": round(prepared.length.epochs, 4),
-        "device": accelerator_of(prepared.device).value,
+        "device": find_accelerator(prepared.device).value,
         "threads": torch.get_num_threads(),
         "precision": choice.precision.value,
         "precision_why": choice.why,
@@ -159,7 +159,7 @@ def training_record(
         **{name: value for name, value in begin_facts(prepared, choice).items() if not name.startswith("total_")},
         **trainer.facts(),
         "seconds": round(seconds, 3),
-        "launch": layout_of(job),
+        "launch": describe_layout(job),
         "versions": frame.library_versions(job.config, "torch", "transformers", "trl", "peft", "accelerate"),
     }
 
@@ -171,7 +171,7 @@ def run_facts(job: TrainingJob) -> dict[str, str]:
     return {"adapter_run": "its base was spread over several processes" if is_sharded(job) else "yes"}
 
 
-def hand_over(trainer: CommittedCheckpoints, prepared: PreparedRun, folder: Path, record: JsonObject) -> None:
+def write_model(trainer: CommittedCheckpoints, prepared: PreparedRun, folder: Path, record: JsonObject) -> None:
     """Write adapter or model completely, or not at all. Only rank 0 writes."""
     job, team = prepared.job, trainer.team
     if team is None or team.leading:
@@ -192,9 +192,9 @@ def write_result(trainer: CommittedCheckpoints, prepared: PreparedRun, target: P
         trainer.model.save_pretrained(str(target), safe_serialization=True, selected_adapters=["default"])
         (target / "README.md").unlink(missing_ok=True)
         if trainer.initial is not None:
-            write_difference(trainer.initial, adapted_layers(trainer.model, NEW), target, job.base)
+            write_difference(trainer.initial, list_adapted_layers(trainer.model, NEW), target, job.base)
         if not is_sharded(job):  # the processes have parts of the weights, and only the first is here
-            require_reloaded(trainer.model, target, head_of(job), initial=trainer.initial)
+            require_reloaded(trainer.model, target, find_head(job), initial=trainer.initial)
         prepared.tokenizer.save_pretrained(target / "tokenizer")
     else:
         trainer.model.save_pretrained(target, safe_serialization=True)

@@ -40,7 +40,7 @@ from trainyard.train.progress import Counted
 from trainyard.train.rl.rewards import RewardPanel, SampledCompletion
 from trainyard.train.rows.prompts import require_any_prompt
 from trainyard.train.rows.segments import PromptGroup, collate_rows
-from trainyard.train.rows.sharing import LEAST_GAIN, Operations, reason_against
+from trainyard.train.rows.sharing import LEAST_GAIN, Operations, explain_unshared
 from trainyard.train.rows.tokens import TokenLedger
 
 TokenScores = tuple[torch.Tensor, torch.Tensor | None]
@@ -49,7 +49,7 @@ TokenScores = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class PromptSharing:
-    """Whether completions may share a prompt, and why."""
+    """Decision whether completions share a prompt, and its reason."""
 
     used: bool
     why: str
@@ -72,7 +72,7 @@ def choose_sharing(setting: Literal["auto"] | bool, model: object, longest: int)
     """
     if setting is False:
         return PromptSharing(False, "not asked for")
-    if against := reason_against(model, longest):
+    if against := explain_unshared(model, longest):
         if setting is True:
             raise InvalidInput(
                 f"The prompts cannot be shared: {against}.",
@@ -117,13 +117,13 @@ def score_completions(model: Any, base: Any, groups: list[PromptGroup], batch: B
     starts_B = torch.tensor([starts[at] for at in range(len(starts))], device=rows_N.device)
     index = (sequence_N, batch["position_ids"][rows_N, positions_N] - starts_B[sequence_N])
 
-    def by_completion(scores_RT: torch.Tensor) -> torch.Tensor:
+    def split_by_completion(scores_RT: torch.Tensor) -> torch.Tensor:
         """TRL's scores belong to the labels from the second position on."""
         scores_BC = scores_RT.new_zeros(len(starts), completion)
         return scores_BC.index_put(index, scores_RT[rows_N, positions_N - 1])
 
-    entropies = None if output.entropy is None else by_completion(output.entropy)
-    return by_completion(output.log_probs), entropies
+    entropies = None if output.entropy is None else split_by_completion(output.entropy)
+    return split_by_completion(output.log_probs), entropies
 
 
 RewardFunction = Callable[..., list[float]]
@@ -142,7 +142,7 @@ def require_prompts(job: TrainingJob, ledger: TokenLedger) -> None:
         )
 
 
-def rollouts_of(job: TrainingJob) -> GrpoSettings:
+def rollout_settings(job: TrainingJob) -> GrpoSettings:
     """Return the settings of the stage. Raises `InvalidInput` where they are not given or do not fit the batch."""
     settings, hyper = job.config.stage, job.config.hyperparameters
     assert isinstance(settings, GrpoSettings), settings

@@ -22,15 +22,15 @@ from trainyard.backends.rewarding import make_panel
 from trainyard.backends.trl.arguments import dpo_config, grpo_config, kto_config
 from trainyard.backends.trl.data import PreparedRun
 from trainyard.backends.trl.loading import load_base
-from trainyard.backends.trl.rollouts import OurGRPOTrainer, choose_sharing, inner_model, rollouts_of, scorer
+from trainyard.backends.trl.rollouts import OurGRPOTrainer, choose_sharing, inner_model, rollout_settings, scorer
 from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.contracts import Encoded
 from trainyard.train.losses.pairs import SIDES
-from trainyard.train.rl.rewards import named
-from trainyard.train.rows.tokens import IGNORED, answer_of
+from trainyard.train.rl.rewards import name_rewards
+from trainyard.train.rows.tokens import IGNORED, get_answer
 
 Common = dict[str, Any]
 """Arguments that all stages share."""
@@ -84,7 +84,7 @@ def with_labels(examples: Sequence[Encoded], names: Sequence[str]) -> list[Encod
     if not any(f"{name}_labels" in example for example in examples for name in names):
         return list(examples)
     return [
-        {**example, **{f"{name}_labels": answer_of(example, name).labels for name in names}} for example in examples
+        {**example, **{f"{name}_labels": get_answer(example, name).labels for name in names}} for example in examples
     ]
 
 
@@ -156,13 +156,13 @@ def reward(prepared: PreparedRun, model: Any, common: Common) -> OurRewardTraine
 
 def grpo(prepared: PreparedRun, model: Any, common: Common) -> OurGRPOTrainer:
     """Return the reference of whole weights TRL loads itself, where the loss needs one."""
-    settings = rollouts_of(prepared.job)
+    settings = rollout_settings(prepared.job)
     rows: list[Any] = [
         {"prompt": row["input_ids"], "answer": row["answer"], "question": row["question"]} for row in prepared.examples
     ]
     panel = make_panel(prepared.job, prepared.tokenizer, prepared.device, lambda *_, **__: None)
     # A list of functions is one of what TRL takes, and lists are invariant.
-    rewards: Any = [scorer(name, each, panel) for name, each in named(settings.rewards).items()]
+    rewards: Any = [scorer(name, each, panel) for name, each in name_rewards(settings.rewards).items()]
     trainer = OurGRPOTrainer(
         args=grpo_config(common, settings), reward_funcs=rewards, **trainer_arguments(prepared, model, rows)
     )

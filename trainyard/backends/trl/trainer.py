@@ -31,7 +31,7 @@ from trainyard.train.checkpoint.checkpoints import commit
 from trainyard.train.history import require_finite_loss
 from trainyard.train.parallel.team import Team
 from trainyard.train.progress import Counted
-from trainyard.train.rows.tokens import IGNORED, answer_of
+from trainyard.train.rows.tokens import IGNORED, get_answer
 
 LOGITS_AT_ONCE = 1 << 26
 """Most logits of a micro-batch in memory at once: 256 MiB in float32. Above it TRL's chunked head is used."""
@@ -133,7 +133,7 @@ def token_counts(example: JsonObject) -> tuple[int, int]:
     if PROMPT_TOKENS in example:  # the sides have the prompt in them
         tokens = sum(len(example[f"{name}_ids"]) for name in names)
         return tokens - 2 * example[PROMPT_TOKENS], 2 * example[PROMPT_TOKENS]
-    answers = [answer_of(example, name) for name in names]
+    answers = [get_answer(example, name) for name in names]
     trained, tokens = sum(answer.trained for answer in answers), sum(len(answer.ids) for answer in answers)
     return trained, len(answers) * len(example["prompt_ids"]) + tokens - trained
 
@@ -187,7 +187,7 @@ class TrlCallback(TrainerCallback):
 
 
 class CommittedCheckpoints(Trainer):
-    """What our trainers share: the order of rows, and checkpoints that exist whole or not at all."""
+    """Base of our trainers: the order of rows, and checkpoints that exist whole or not at all."""
 
     events: Events
     checkpoint_root: Path

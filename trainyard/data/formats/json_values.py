@@ -115,7 +115,7 @@ def cell_value(name: str, text: str, texts: Collection[str]) -> Any:
 
 def row_values(row: Mapping[str, object], texts: Collection[str]) -> dict[str, object]:
     """Return the row of a query as JSON has it, without its nulls."""
-    values = {key: plain(value) for key, value in row.items() if value is not None}
+    values = {key: to_json_value(value) for key, value in row.items() if value is not None}
     return {key: cell_value(key, value, texts) if isinstance(value, str) else value for key, value in values.items()}
 
 
@@ -123,12 +123,12 @@ def is_turn(value: object) -> bool:
     return isinstance(value, dict) and ({"role", "content"} <= value.keys() or {"from", "value"} <= value.keys())
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a value as JSON has it: a decimal is a number, a date or another type its text."""
     if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [plain(inner) for inner in value]
+        return [to_json_value(inner) for inner in value]
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, bytes):

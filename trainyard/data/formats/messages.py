@@ -49,10 +49,10 @@ SPEECH_KEYS = frozenset({"tool_calls", "function_call", *REASONING_KEYS})
 SYSTEM_KEYS = ("system", "system_prompt")
 
 
-def text_of(value: Any, field: str) -> str:
+def require_storable_text(value: Any, field: str) -> str:
     """Return a string that can be stored: no NUL, no half of a surrogate pair. Raises `BadRow`."""
     if not isinstance(value, str):
-        raise BadRow("wrong_type", f"{field} is {kind_of(value)}, expected a string")
+        raise BadRow("wrong_type", f"{field} is {describe_kind(value)}, expected a string")
     if "\0" in value:
         raise BadRow("nul_character", f"{field} contains the character U+0000")
     try:
@@ -67,7 +67,7 @@ def lone_surrogate(error: UnicodeEncodeError, field: str) -> BadRow:
     return BadRow("lone_surrogate", f"{field} contains half of a surrogate pair, {half}")
 
 
-def kind_of(value: object) -> str:
+def describe_kind(value: object) -> str:
     """Return the JSON name of a value's type, for messages."""
     if value is None:
         return "null"
@@ -77,7 +77,7 @@ def kind_of(value: object) -> str:
 
 def require_text(value: object, field: str) -> str:
     """Return a string with something in it. Raises `BadRow`."""
-    text = text_of(value, field)
+    text = require_storable_text(value, field)
     if not text or text.isspace():
         raise BadRow("empty", f"{field} is empty")
     return text
@@ -85,7 +85,7 @@ def require_text(value: object, field: str) -> str:
 
 def optional_text(record: Record, field: str) -> str:
     value = record.get(field)
-    return "" if value is None else text_of(value, field)
+    return "" if value is None else require_storable_text(value, field)
 
 
 def spelling(turn: Mapping[str, object]) -> tuple[str, str, str | None]:
@@ -98,24 +98,24 @@ def spelling(turn: Mapping[str, object]) -> tuple[str, str, str | None]:
 def read_message(turn: Any, field: str, row: Record) -> Message:
     """Return one turn, which becomes a part of the row. Raises `BadRow` naming the field."""
     if not isinstance(turn, Mapping):
-        raise BadRow("wrong_type", f"{field} is {kind_of(turn)}, expected an object")
+        raise BadRow("wrong_type", f"{field} is {describe_kind(turn)}, expected an object")
     role_key, content_key, role = spelling(turn)
     if role is None:
         detail = f"{field}.{role_key} is {turn.get(role_key)!r:.60}"
         raise BadRow("unknown_role", f"{detail}, expected one of {', '.join(ROLES)}")
     if len(turn) == 2 and role != "call" and isinstance(content := turn.get(content_key), str):
-        return Message(role, text_of(content, f"{field}.{content_key}"))
+        return Message(role, require_storable_text(content, f"{field}.{content_key}"))
     turn = row.part(turn, field)
     turn.read |= {role_key, content_key}
     refuse_media(turn, MEDIA_KEYS & turn.keys(), f"{field}.")
     if role == "call":
         called = sharegpt_calls(turn, content_key, field)
-        return Message("assistant", "", called, more_of(turn, "assistant", "", field))
+        return Message("assistant", "", called, read_extras(turn, "assistant", "", field))
     calls = openai_calls(turn, field) if role == "assistant" else None
-    content, thoughts = content_of(turn, content_key, field, optional=calls is not None)
+    content, thoughts = read_content(turn, content_key, field, optional=calls is not None)
     if thoughts and role != "assistant":
         raise BadRow("not_text", f"{field}.{content_key} contains reasoning, and the turn is not the assistant's")
-    return Message(role, content, calls, more_of(turn, role, thoughts, field))
+    return Message(role, content, calls, read_extras(turn, role, thoughts, field))
 
 
 def refuse_media(record: Mapping[str, object], keys: frozenset[str], where: str = "") -> None:
@@ -125,14 +125,14 @@ def refuse_media(record: Mapping[str, object], keys: frozenset[str], where: str 
             raise BadRow("not_text", f"the row has {where}{key}; only text is read")
 
 
-def more_of(turn: Record, role: str, thoughts: str, field: str) -> str | None:
+def read_extras(turn: Record, role: str, thoughts: str, field: str) -> str | None:
     """Return what a turn has in addition to its text and calls, as the JSON text of `Message.more`; None if nothing."""
     if not thoughts and turn.keys().isdisjoint(TURN_KEYS) and turn.keys().isdisjoint(SPEECH_KEYS):
         return None
     fields: dict[str, object] = {}
     for key in ("name", "tool_call_id"):
         if turn.get(key) is not None:
-            fields[key] = text_of(turn[key], f"{field}.{key}")
+            fields[key] = require_storable_text(turn[key], f"{field}.{key}")
     if role == "assistant":
         texts = [optional_text(turn, key) for key in REASONING_KEYS] + [thoughts]
         reasonings = list(dict.fromkeys(text for text in texts if text and not text.isspace()))
@@ -165,16 +165,16 @@ def is_learned(turn: Record, role: str, field: str) -> bool:
     return role != "assistant" or all(weights.values())
 
 
-def content_of(turn: Record, key: str, field: str, *, optional: bool) -> tuple[str, str]:
+def read_content(turn: Record, key: str, field: str, *, optional: bool) -> tuple[str, str]:
     """Return a turn's text and its reasoning: of a string, of a list of parts, or nothing but tool calls."""
     value = turn.get(key)
     if value is None and (optional or isinstance(turn.look("refusal"), str)):
-        return text_of(turn.get("refusal") or "", f"{field}.refusal"), ""
+        return require_storable_text(turn.get("refusal") or "", f"{field}.refusal"), ""
     if not isinstance(value, list):
-        return text_of(value, f"{field}.{key}"), ""
+        return require_storable_text(value, f"{field}.{key}"), ""
     texts: dict[bool, list[str]] = {False: [], True: []}
     for index, part in enumerate(value):
-        named = part.get("type") if isinstance(part, Mapping) else kind_of(part)
+        named = part.get("type") if isinstance(part, Mapping) else describe_kind(part)
         if not isinstance(part, Mapping) or named not in TEXT_PARTS | THOUGHT_PARTS:
             raise BadRow("not_text", f"{field}.{key} contains a part of type {named!r:.40}; only text is read")
         where = f"{field}.{key}[{index}]"
@@ -191,7 +191,7 @@ def part_text(part: Record, field: str) -> str:
     value, where = part[name], f"{field}.{name}"
     if isinstance(value, list):
         return "".join(part_text(part.part(inner, where), where) for inner in value if isinstance(inner, Mapping))
-    return text_of(value, where)
+    return require_storable_text(value, where)
 
 
 def openai_calls(turn: Record, field: str) -> str | None:
@@ -202,17 +202,17 @@ def openai_calls(turn: Record, field: str) -> str | None:
     if not calls:
         return None
     if isinstance(calls, str) and calls.lstrip()[:1] == "[":
-        calls = parsed(calls, f"{field}.tool_calls", "bad_tool_call")
+        calls = parse_json(calls, f"{field}.tool_calls", "bad_tool_call")
     if not isinstance(calls, list):
-        raise BadRow("bad_tool_call", f"{field}.tool_calls is {kind_of(calls)}, expected a list")
+        raise BadRow("bad_tool_call", f"{field}.tool_calls is {describe_kind(calls)}, expected a list")
     for call in calls:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise BadRow("bad_tool_call", f"{field}.tool_calls contains a call without function.name")
-    return json_text([{"type": "function", **without_nulls(call)} for call in calls], f"{field}.tool_calls")
+    return json_text([{"type": "function", **drop_nulls(call)} for call in calls], f"{field}.tool_calls")
 
 
-def without_nulls(call: Mapping[str, object]) -> dict[str, object]:
+def drop_nulls(call: Mapping[str, object]) -> dict[str, object]:
     """A call or a tool without its own empty fields and those of its function. Arguments and schemas keep theirs."""
     present = {key: value for key, value in call.items() if value is not None}
     function = present.get("function")
@@ -224,7 +224,7 @@ def without_nulls(call: Mapping[str, object]) -> dict[str, object]:
 def sharegpt_calls(turn: Record, key: str, field: str) -> str:
     """ShareGPT's `function_call` turn: JSON text of one call or of a list of calls."""
     field = f"{field}.{key}"
-    calls = parsed(turn.get(key), field, "bad_tool_call")
+    calls = parse_json(turn.get(key), field, "bad_tool_call")
     calls = calls if isinstance(calls, list) else [calls]
     listed = []
     for call in calls:
@@ -242,12 +242,12 @@ def sharegpt_calls(turn: Record, key: str, field: str) -> str:
     return json_text(listed, field)
 
 
-def parsed(value: Any, field: str, reason: str) -> Any:
+def parse_json(value: Any, field: str, reason: str) -> Any:
     """Return a value given as JSON text or as itself."""
     if not isinstance(value, str):
         return value
     try:
-        return msgspec.json.decode(text_of(value, field))
+        return msgspec.json.decode(require_storable_text(value, field))
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRow(reason, f"{field} is not JSON ({error})") from error
 
@@ -263,7 +263,7 @@ def json_text(value: object, field: str) -> str:
     return text
 
 
-def tools_of(record: Record) -> str | None:
+def read_tools(record: Record) -> str | None:
     """JSON text of the tool schemas of a row: `tools` (list or JSON text) or the older `functions`; None if empty."""
     if "tools" not in record and "functions" not in record:
         return None
@@ -271,10 +271,10 @@ def tools_of(record: Record) -> str | None:
     value = record.get(key)
     if not value:
         return None
-    tools = parsed(value, key, "bad_tools")
+    tools = parse_json(value, key, "bad_tools")
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise BadRow("bad_tools", f"{key} is not a list of objects")
-    return json_text([without_nulls(tool) for tool in tools], key) if tools else None
+    return json_text([drop_nulls(tool) for tool in tools], key) if tools else None
 
 
 def read_messages(value: object, field: str, row: Record) -> list[Message]:
@@ -282,7 +282,7 @@ def read_messages(value: object, field: str, row: Record) -> list[Message]:
     if isinstance(value, str) and value.lstrip()[:1] == "[":
         value = turns_of_text(value, field)
     if not isinstance(value, list):
-        raise BadRow("wrong_type", f"{field} is {kind_of(value)}, expected a list of messages")
+        raise BadRow("wrong_type", f"{field} is {describe_kind(value)}, expected a list of messages")
     if not value:
         raise BadRow("empty", f"{field} is an empty list")
     return [read_message(turn, f"{field}[{index}]", row) for index, turn in enumerate(value)]

@@ -8,15 +8,15 @@ import re
 from trainyard.data.formats import supervised
 from trainyard.data.formats.messages import (
     check_answered,
-    kind_of,
-    parsed,
+    describe_kind,
+    parse_json,
     read_messages,
+    read_tools,
+    require_storable_text,
     require_text,
-    text_of,
-    tools_of,
 )
 from trainyard.data.formats.records import Record
-from trainyard.data.formats.supervised import Keys, RowShape, as_turns, conversation, having, read_prompt, with_system
+from trainyard.data.formats.supervised import Keys, RowShape, conversation, having, read_prompt, read_turns, with_system
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow
 from trainyard.spec.axes.data import DataFormat, Port
@@ -39,7 +39,7 @@ def dialogue(text: str) -> list[Message] | None:
     return [Message(roles[speaker], text.strip()) for speaker, text in zip(parts[1::2], parts[2::2], strict=True)]
 
 
-def prompt_of(record: Record) -> list[Message] | None:
+def read_prompt_field(record: Record) -> list[Message] | None:
     """Return the prompt that a row names next to its answers; None if the answers contain the whole conversation."""
     if "messages" in record or "conversations" in record:
         return conversation(record)
@@ -53,21 +53,21 @@ def side(record: Record, key: str) -> list[Message]:
     value = record[key]
     if isinstance(value, str):
         return dialogue(require_text(value, key)) or [Message("assistant", value)]
-    return as_turns(record, key, "assistant")
+    return read_turns(record, key, "assistant")
 
 
 def preference(record: Record) -> PreferenceRow:
     chosen, rejected = side(record, "chosen"), side(record, "rejected")
     whole = chosen[0].role != "assistant" and rejected[0].role != "assistant"
     if not whole:
-        prompt = prompt_of(record)
+        prompt = read_prompt_field(record)
         if prompt is None:
             raise BadRow("no_prompt", "there is no prompt, and chosen and rejected are not whole conversations")
-        return pair(prompt, chosen, rejected, tools_of(record))
+        return pair(prompt, chosen, rejected, read_tools(record))
     pairs = zip(chosen[:-1], rejected[:-1], strict=False)
     shared = [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     prompt = with_system(record, with_named_prompt(record, shared))
-    return pair(prompt, chosen[len(shared) :], rejected[len(shared) :], tools_of(record))
+    return pair(prompt, chosen[len(shared) :], rejected[len(shared) :], read_tools(record))
 
 
 def with_named_prompt(record: Record, shared: list[Message]) -> list[Message]:
@@ -94,15 +94,15 @@ def openai_preference(record: Record) -> PreferenceRow:
     """OpenAI's fine-tuning spelling: input.messages, preferred_output, non_preferred_output."""
     value = record["input"]
     if isinstance(value, str) and value.lstrip()[:1] == "{":
-        value = parsed(value, "input", "wrong_type")
+        value = parse_json(value, "input", "wrong_type")
     if not isinstance(value, dict):
-        raise BadRow("wrong_type", f"input is {kind_of(value)}, expected an object with messages")
+        raise BadRow("wrong_type", f"input is {describe_kind(value)}, expected an object with messages")
     body = record.part(value, "input")
     prompt = with_system(record, read_messages(body.get("messages"), "input.messages", record))
     chosen = read_messages(record["preferred_output"], "preferred_output", record)
     rejected = read_messages(record["non_preferred_output"], "non_preferred_output", record)
     tools = body if body.shows("tools") or body.shows("functions") else record
-    return pair(prompt, chosen, rejected, tools_of(tools))
+    return pair(prompt, chosen, rejected, read_tools(tools))
 
 
 def pair(prompt: list[Message], chosen: list[Message], rejected: list[Message], tools: str | None) -> PreferenceRow:
@@ -123,25 +123,25 @@ def require_whole(answer: list[Message], name: str) -> None:
         raise BadRow("bad_weight", f"{name} has a turn with weight 0, and an answer is compared as a whole")
 
 
-def labelled(record: Record) -> LabelledRow:
+def read_labelled_row(record: Record) -> LabelledRow:
     if "messages" in record or "conversations" in record:
         *prompt, last = conversation(record)
         completion = [last]
     elif "instruction" in record and "output" in record:
-        prompt, completion = supervised.alpaca_prompt(record), as_turns(record, "output", "assistant")
+        prompt, completion = supervised.alpaca_prompt(record), read_turns(record, "output", "assistant")
     else:
-        names = supervised.pair_of(record)
+        names = supervised.find_pair(record)
         assert names is not None
-        prompt, completion = read_prompt(record, names[0]), as_turns(record, names[1], "assistant")
+        prompt, completion = read_prompt(record, names[0]), read_turns(record, names[1], "assistant")
     check_answered([*prompt, *completion], "prompt + completion")
     require_whole(completion, "completion")
     key = next((key for key in LABEL_KEYS if record.shows(key)), LABEL_KEYS[0])
-    return LabelledRow(prompt, completion, read_label(record, key), tools=tools_of(record))
+    return LabelledRow(prompt, completion, read_label(record, key), tools=read_tools(record))
 
 
 def read_label(record: Record, key: str) -> bool:
     value = record.get(key)
-    label = text_of(value, key).strip().lower() if isinstance(value, str) else value
+    label = require_storable_text(value, key).strip().lower() if isinstance(value, str) else value
     if not isinstance(label, bool | int | float | str) or label not in LABELS:
         raise BadRow("bad_label", f"{key} is {label!r:.40}, expected true or false")
     return LABELS[label]
@@ -162,7 +162,8 @@ SHAPES = (
         having("chosen", "rejected"), preference,
     ),
     RowShape(
-        "labelled", Port.LABELLED, (DataFormat.LABELLED, DataFormat.OPENAI, DataFormat.SHAREGPT), has_label, labelled,
+        "labelled", Port.LABELLED, (DataFormat.LABELLED, DataFormat.OPENAI, DataFormat.SHAREGPT), has_label,
+        read_labelled_row,
     ),
 )  # fmt: skip
 """Files in OpenAI's and ShareGPT's spelling carry chats, preferences and labels."""

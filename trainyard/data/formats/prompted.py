@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.data.formats.messages import check_prompt, kind_of, text_of, tools_of
+from trainyard.data.formats.messages import check_prompt, describe_kind, read_tools, require_storable_text
 from trainyard.data.formats.records import Record
 from trainyard.data.formats.supervised import Keys, RowShape, conversation, read_prompt
 from trainyard.data.quarantine import BadRow
@@ -30,7 +30,7 @@ def prompt_row(record: Record) -> PromptRow:
     key = next(filter(record.shows, named), named[0])
     turns = conversation(record) if key in CHAT_KEYS else read_prompt(record, key)
     check_prompt(turns, key)
-    return PromptRow(turns, read_answer(record), tools=tools_of(record))
+    return PromptRow(turns, read_answer(record), tools=read_tools(record))
 
 
 def read_answer(record: Record) -> str:
@@ -47,8 +47,10 @@ def answer_text(value: Any, key: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if value is not None and not isinstance(value, str):
-        raise BadRow("wrong_type", f"{key} is {kind_of(value)}, expected a text that completions are compared with")
-    return text_of(value or "", key)
+        raise BadRow(
+            "wrong_type", f"{key} is {describe_kind(value)}, expected a text that completions are compared with"
+        )
+    return require_storable_text(value or "", key)
 
 
 def is_prompt(keys: Keys) -> bool:

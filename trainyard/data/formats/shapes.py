@@ -46,27 +46,27 @@ COLUMN_NAMES = frozenset(
 """Names that shapes read, which a header of a table may write in any case."""
 
 
-def allowed_shapes(format: DataFormat) -> tuple[RowShape, ...]:
+def list_shapes(format: DataFormat) -> tuple[RowShape, ...]:
     """Return the shapes that the rows of a format may have."""
     return (
         SHAPES if format is DataFormat.AUTO else tuple(shape for shape in BY_NAME.values() if format in shape.formats)
     )
 
 
-def shape_of(keys: Iterable[str], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
+def find_shape(keys: Iterable[str], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
     present = frozenset(keys)
     return next((shape for shape in allowed if shape.has(present)), None)
 
 
 def shape_of_record(record: Mapping[str, object], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
     """Return the shape of a row, in which a key with null counts as absent where the row has a shape without it."""
-    shape = shape_of(record, allowed)
+    shape = find_shape(record, allowed)
     if shape is None or None not in record.values():
         return shape
     present = frozenset(key for key, value in record.items() if value is not None)
     if shape.has(present):
         return shape
-    other = shape_of(present, allowed)
+    other = find_shape(present, allowed)
     return shape if other is None or other.port is Port.PROMPTS else other
 
 
@@ -86,10 +86,10 @@ def detect(sample: Iterable[object], data_format: DataFormat, where: str) -> Det
     Raises `InvalidInput`: `E-DATA-FORMAT` if no row has a known shape, or none has one of the named format.
     """
     records = [record for record in sample if isinstance(record, Mapping)]
-    allowed = allowed_shapes(data_format)
+    allowed = list_shapes(data_format)
     counts = Counter(shape.name for record in records if (shape := shape_of_record(record, allowed)))
     if not counts:
-        raise no_format(records, data_format, where)
+        raise format_error(records, data_format, where)
     shape = BY_NAME[counts.most_common(1)[0][0]]
     detected = shape.formats[0] if data_format is DataFormat.AUTO else data_format
     with_tools = sum("tools" in record or "functions" in record for record in records)
@@ -99,10 +99,10 @@ def detect(sample: Iterable[object], data_format: DataFormat, where: str) -> Det
     return Detected(detected, shape, allowed)
 
 
-def no_format(records: list[Mapping[str, object]], data_format: DataFormat, where: str) -> InvalidInput:
+def format_error(records: list[Mapping[str, object]], data_format: DataFormat, where: str) -> InvalidInput:
     keys = list(dict.fromkeys(str(key) for record in records for key in record))
     named = ", ".join(key[:40] for key in keys[:12]) or "none (the rows are not objects)"
-    likely = Counter(shape.formats[0].value for record in records if (shape := shape_of(record)))
+    likely = Counter(shape.formats[0].value for record in records if (shape := find_shape(record)))
     if data_format is DataFormat.AUTO:
         message = f"The format of {where} is not known."
         do = f"{example_of_columns(keys)}, or name them as one of the formats does (docs/formats.md)."
@@ -124,7 +124,7 @@ def example_of_columns(keys: Sequence[str]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """How a row was read. Compared by identity, which makes counting them cheap."""
+    """Shape of a row as it was read. Compared by identity, which makes counting them cheap."""
 
     shape: RowShape
     ignored: Keys = frozenset()
@@ -165,17 +165,17 @@ class Normaliser:
         keys, detected = frozenset(record), self.detected
         if None in record.values():
             shape = shape_of_record(record, detected.allowed)
-            by_keys = shape_of(keys, detected.allowed)
+            by_keys = find_shape(keys, detected.allowed)
             if shape is not None and shape is not by_keys and shape.port is detected.shape.port:
                 keys = frozenset(key for key, value in record.items() if value is not None)
         return self.kind(keys)
 
     def find_kind(self, keys: Keys) -> Kind:
         """Return how a row with these keys is read. Raises `BadRow`."""
-        shape = shape_of(keys, self.detected.allowed)
+        shape = find_shape(keys, self.detected.allowed)
         if shape is not None and shape.port is self.detected.shape.port:
             return Kind(shape, media=keys & MEDIA_KEYS)
-        format_name, other = self.detected.format.value, shape or shape_of(keys)
+        format_name, other = self.detected.format.value, shape or find_shape(keys)
         if other is not None and other.port is not Port.PROMPTS:
             raise BadRow("other_format", f"the row looks like {other.name}, the set is {format_name}")
         named = ", ".join(sorted(key[:40] for key in keys)[:8]) or "none"

@@ -1,4 +1,4 @@
-"""What a shape is, and those that become SftRow, TextRow or DocumentRow: chat, Alpaca, prompt and completion, text."""
+"""Row shapes, and those that become SftRow, TextRow or DocumentRow: chat, Alpaca, prompt and completion, text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.data.formats import messages
-from trainyard.data.formats.messages import SYSTEM_KEYS, check_answered, kind_of, require_text, text_of, tools_of
+from trainyard.data.formats.messages import (
+    SYSTEM_KEYS,
+    check_answered,
+    describe_kind,
+    read_tools,
+    require_storable_text,
+    require_text,
+)
 from trainyard.data.formats.records import Record
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import DocumentRow, Message, Row, SftRow, TextRow
@@ -19,7 +26,7 @@ Keys = frozenset[str]
 
 @dataclass(frozen=True)
 class RowShape:
-    """One spelling of a row."""
+    """A spelling of a row."""
 
     name: str
     port: Port
@@ -67,11 +74,11 @@ def with_system(record: Record, turns: list[Message]) -> list[Message]:
         if turns[0].content == record.look(key):
             record.read.add(key)
         return turns
-    return [Message("system", text_of(record[key], key)), *turns]
+    return [Message("system", require_storable_text(record[key], key)), *turns]
 
 
 def chat(record: Record) -> SftRow:
-    return SftRow(check_answered(conversation(record), "the conversation"), tools=tools_of(record))
+    return SftRow(check_answered(conversation(record), "the conversation"), tools=read_tools(record))
 
 
 def read_prompt(record: Record, key: str, *, strict: bool = False) -> list[Message]:
@@ -82,11 +89,13 @@ def read_prompt(record: Record, key: str, *, strict: bool = False) -> list[Messa
     """
     value = record[key]
     if isinstance(value, list | dict) and not strict:
-        turns = as_turns(record, key, "user")
+        turns = read_turns(record, key, "user")
     else:
-        text = text_of(value, key)
+        text = require_storable_text(value, key)
         if not record.keys().isdisjoint(ADDED_KEYS):
-            texts = (text_of(record[name], name) for name in added(record, key, strict=strict))
+            texts = (
+                require_storable_text(record[name], name) for name in list_continuations(record, key, strict=strict)
+            )
             text = "\n".join(filter(None, (text, *texts)))
         turns = [Message("user", require_text(text, key))]
     earlier = read_history(record, strict=strict) if "history" in record else []
@@ -95,7 +104,7 @@ def read_prompt(record: Record, key: str, *, strict: bool = False) -> list[Messa
     return with_system(record, [*earlier, *turns])
 
 
-def added(record: Record, key: str, *, strict: bool = False) -> list[str]:
+def list_continuations(record: Record, key: str, *, strict: bool = False) -> list[str]:
     """Keys of the texts that follow the prompt under `key`."""
     names = [name for name in ADDED_KEYS if name != key and record.shows(name)]
     return [name for name in names if isinstance(record.look(name), str) or (strict and name == "input")]
@@ -110,7 +119,7 @@ def read_history(record: Record, *, strict: bool) -> list[Message]:
         history = messages.turns_of_text(history, "history")
     if not isinstance(history, list):
         if strict:
-            raise BadRow("wrong_type", f"history is {kind_of(history)}, expected a list of pairs")
+            raise BadRow("wrong_type", f"history is {describe_kind(history)}, expected a list of pairs")
         return []
     record.read.add("history")
     if all(isinstance(turn, dict) for turn in history):
@@ -120,7 +129,7 @@ def read_history(record: Record, *, strict: bool) -> list[Message]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRow("wrong_type", f"history[{index}] is not a pair of question and answer")
         for role, part in zip(("user", "assistant"), pair, strict=True):
-            turns.append(Message(role, text_of(part, f"history[{index}]")))
+            turns.append(Message(role, require_storable_text(part, f"history[{index}]")))
     return turns
 
 
@@ -132,7 +141,7 @@ def alpaca_prompt(record: Record) -> list[Message]:
 def alpaca(record: Record) -> SftRow:
     prompt = alpaca_prompt(record)
     answer = Message("assistant", require_text(record["output"], "output"))
-    tools = None if record.keys().isdisjoint(TOOL_KEYS) or not has_tools(record) else tools_of(record)
+    tools = None if record.keys().isdisjoint(TOOL_KEYS) or not has_tools(record) else read_tools(record)
     return SftRow([*prompt, answer], tools=tools)
 
 
@@ -144,12 +153,12 @@ def has_tools(record: Record) -> bool:
     return isinstance(value, str) and value.lstrip()[:2] == "[{"
 
 
-def pair_of(keys: Any) -> tuple[str, str] | None:
+def find_pair(keys: Any) -> tuple[str, str] | None:
     """Return the names of a row's prompt and completion."""
     return next((pair for pair in PAIRS if pair[0] in keys and pair[1] in keys), None)
 
 
-def as_turns(record: Record, key: str, role: str) -> list[Message]:
+def read_turns(record: Record, key: str, role: str) -> list[Message]:
     """Return a string as one turn of `role`, an object as one turn, a list as turns."""
     value = record[key]
     if isinstance(value, dict):
@@ -160,11 +169,11 @@ def as_turns(record: Record, key: str, role: str) -> list[Message]:
 
 
 def prompt_completion(record: Record) -> SftRow:
-    pair = pair_of(record)
+    pair = find_pair(record)
     assert pair is not None
     prompt = read_prompt(record, pair[0])
-    answer = with_steps(record, as_turns(record, pair[1], "assistant"))
-    return SftRow(check_answered([*prompt, *answer], f"{pair[0]} + {pair[1]}"), tools=tools_of(record))
+    answer = with_steps(record, read_turns(record, pair[1], "assistant"))
+    return SftRow(check_answered([*prompt, *answer], f"{pair[0]} + {pair[1]}"), tools=read_tools(record))
 
 
 def with_steps(record: Record, answer: list[Message]) -> list[Message]:
@@ -175,7 +184,7 @@ def with_steps(record: Record, answer: list[Message]) -> list[Message]:
     if not steps:
         return answer
     if not isinstance(steps, list):
-        raise BadRow("wrong_type", f"steps is {kind_of(steps)}, expected a list of strings")
+        raise BadRow("wrong_type", f"steps is {describe_kind(steps)}, expected a list of strings")
     lines = [require_text(step, f"steps[{index}]").strip() for index, step in enumerate(steps)]
     last = answer[-1]
     if "reasoning_content" in last.extras:
@@ -196,7 +205,7 @@ def document(record: Record) -> DocumentRow:
 
 
 def has_pair(keys: Keys) -> bool:
-    return pair_of(keys) is not None
+    return find_pair(keys) is not None
 
 
 SHAPES = (

@@ -24,13 +24,13 @@ from trainyard.data.generation.candidates import CandidateBook, Further, further
 from trainyard.data.generation.rows import (
     Books,
     DocumentCounts,
+    count_wordings,
     preference_row,
     read_documents,
     rows_per_pair,
     spread_by_weight,
     with_heldout,
     wording_rows,
-    wordings_of,
 )
 from trainyard.data.prompts import FIELDS, Messages, Prompter, item_schema, reply_schema
 from trainyard.data.quarantine import BadRow
@@ -58,14 +58,14 @@ class BadPair(BadRow):
 
 
 class Complete(Protocol):
-    """One reply of a language model; see the package's docstring for the contract."""
+    """A reply of a language model; see the package's docstring for the contract."""
 
     def __call__(self, messages: Messages, schema: JsonObject | None, seed: int) -> Awaitable[str]: ...
 
 
 @dataclass(frozen=True)
 class PairRequest:
-    """One prompt: some pairs on one piece of a document."""
+    """A prompt: some pairs on one piece of a document."""
 
     document: DocumentRow
     account: DocumentCounts
@@ -89,13 +89,13 @@ def pieces(text: str, most: int) -> list[str]:
 
 def pairs_per_request(config: AiGeneratorConfig) -> int:
     """So many pairs that their JSON fits `max_tokens`."""
-    return max(1, min(MOST_PAIRS, config.max_tokens // (PAIR_TOKENS + WORDING_TOKENS * wordings_of(config))))
+    return max(1, min(MOST_PAIRS, config.max_tokens // (PAIR_TOKENS + WORDING_TOKENS * count_wordings(config))))
 
 
 def requests(config: AiGeneratorConfig, documents: Path, books: Books) -> Iterator[PairRequest]:
     """Yield every request of a run, in document order. Opens the accounts of the documents as it comes to them."""
     lengths = [len(row.text.strip()) for row in read_documents(documents)]
-    wordings = wordings_of(config)
+    wordings = count_wordings(config)
     shares = spread_by_weight(-(-config.count // wordings), lengths)
     rows = rows_per_pair(config.count, shares, wordings) if any(shares) else []
     seed = config.seed
@@ -141,12 +141,12 @@ class Line:
             text = await self.complete(messages, schema, seed)
         except TrainyardError as error:
             self.last = error
-            return BadPair(reason_of(error), str(error))
+            return BadPair(shorten_code(error), str(error))
         self.answered += 1
         return text
 
 
-def reason_of(error: TrainyardError) -> str:
+def shorten_code(error: TrainyardError) -> str:
     """`E-SERVER-TIMEOUT` -> `server_timeout`: rooms distinguish each other's errors by their codes."""
     return error.code.removeprefix("E-").lower().replace("-", "_")
 
@@ -166,7 +166,7 @@ async def ask(
     answered `best_of` times.
     """
     config = with_heldout(config, sum(bool(row.text.strip()) for row in read_documents(documents)))
-    line, wordings = Line(complete, max(4, PATIENCE * config.concurrency)), wordings_of(config)
+    line, wordings = Line(complete, max(4, PATIENCE * config.concurrency)), count_wordings(config)
     reader, slots = ReplyReader(config, books, candidates), asyncio.Semaphore(config.concurrency)
     waiting: deque[tuple[PairRequest, asyncio.Task[Reply]]] = deque()
     schemas = {size: reply_schema(config.template, wordings, size) for size in range(1, MOST_PAIRS + 1)}
@@ -207,7 +207,7 @@ async def ask(
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for one request: its pairs, and further answers to their questions."""
+    """Reply to one request: its pairs, and further answers to their questions."""
 
     pairs: str | BadPair
     further: Sequence[Further] = ()
@@ -224,25 +224,25 @@ async def draw(
     pairs = await line.ask(*prompt, request.seed)
     if config.best_of == 1:
         return Reply(pairs)
-    questions = questions_of(pairs, config, len(request.rows))
+    questions = collect_questions(pairs, config, len(request.rows))
     variables = {**document, "text": request.text}
     return Reply(pairs, await further_answers(line.ask_more, config, variables, questions, request.seed))
 
 
-def questions_of(reply: str | BadPair, config: AiGeneratorConfig, most: int) -> dict[int, str]:
+def collect_questions(reply: str | BadPair, config: AiGeneratorConfig, most: int) -> dict[int, str]:
     """Place of each pair of the right form -> its question, in its first wording."""
     try:
-        items = pairs_of(reply)
+        items = parse_pairs(reply)
     except BadPair:
         return {}
-    valid = Draft202012Validator(item_schema(config.template, wordings_of(config)))
+    valid = Draft202012Validator(item_schema(config.template, count_wordings(config)))
     fine = {index: item for index, item in enumerate(items[:most]) if valid.is_valid(item)}
     if config.template is GenerationTemplate.QA:
         return {index: item["questions"][0] for index, item in fine.items()}
     return {index: item[FIELDS[config.template][0]] for index, item in fine.items()}
 
 
-def pairs_of(reply: str | BadPair) -> list[Any]:
+def parse_pairs(reply: str | BadPair) -> list[Any]:
     """Return the list of pairs of a reply. Raises `BadPair` when there is none, or when it is not JSON of that form."""
     if isinstance(reply, BadPair):
         raise reply
@@ -262,13 +262,13 @@ class ReplyReader:
 
     def __init__(self, config: AiGeneratorConfig, books: Books, candidates: CandidateBook | None = None) -> None:
         self.config, self.template, self.books, self.candidates = config, config.template, books, candidates
-        self.validator = Draft202012Validator(item_schema(config.template, wordings_of(config)))
+        self.validator = Draft202012Validator(item_schema(config.template, count_wordings(config)))
         self.rows_kept = 0
 
     def accept(self, request: PairRequest, response: Reply) -> None:
         reply = response.pairs
         try:
-            items = pairs_of(reply)
+            items = parse_pairs(reply)
         except BadPair as bad:
             text = reply if isinstance(reply, str) else ""
             self.books.reject(request.account, bad.reason, sum(request.rows), bad.detail, text)

@@ -48,7 +48,7 @@ async def further_answers(
     for number in range(1, config.best_of if questions else 1):
         messages = answer_messages(config.template, document, list(questions.values()))
         reply = await ask(messages, answers_schema(len(questions)), (seed + number * SEED_STRIDE) % 2**31)
-        answers = answers_of(reply) if isinstance(reply, str) else []
+        answers = parse_answers(reply) if isinstance(reply, str) else []
         if len(answers) != len(questions):
             answers = [None] * len(questions)  # which answer is whose is not known
         usable = zip(questions, answers, strict=True)
@@ -56,7 +56,7 @@ async def further_answers(
     return rounds
 
 
-def answers_of(reply: str) -> list[object]:
+def parse_answers(reply: str) -> list[object]:
     """The answers in a reply; empty for one of another form."""
     try:
         value = orjson.loads(reply)
@@ -109,7 +109,7 @@ Scored = Sequence[float | None]
 """What each candidate of a question is worth; None for one that does not fit the reward model."""
 
 
-def best_of(scores: Scored) -> int:
+def select_best(scores: Scored) -> int:
     """Return the place of the highest score, of equal ones the first; the first where none has a score."""
     ranked = [(score, -index) for index, score in enumerate(scores) if score is not None]
     return -max(ranked)[1] if ranked else 0
@@ -122,7 +122,7 @@ def keep_best(folder: Path, port: Port, scores: Iterator[Scored]) -> dict[str, o
     best_scores: list[float] = []
     unscored = changed = 0
     for candidates, question_scores in zip(read_candidates(folder / CANDIDATES_FILE), scores, strict=True):
-        index = best_of(question_scores)
+        index = select_best(question_scores)
         best_answers[candidates.pair] = candidates.answers[index]
         changed += index > 0
         unscored += sum(score is None for score in question_scores)
@@ -140,11 +140,11 @@ def rewrite(folder: Path, port: Port, answers: Mapping[str, str]) -> None:
     """Put the chosen answers into the rows, which keep their order."""
     path, new = folder / ROWS_FILE, folder / f"{ROWS_FILE}.new"
 
-    def answered() -> Iterator[SftRow]:
+    def answer_rows() -> Iterator[SftRow]:
         for row in read_rows(path, port):
             assert isinstance(row, SftRow), "a reward model scores answers"
             row.messages[-1].content = answers.get(row.pair, row.messages[-1].content)
             yield row
 
-    write_rows(new, port, answered())
+    write_rows(new, port, answer_rows())
     new.replace(path)

@@ -26,13 +26,13 @@ from trainyard.data.generation.asking import Complete, ask, check_answered
 from trainyard.data.generation.candidates import CandidateBook
 from trainyard.data.generation.rows import (
     Books,
+    count_wordings,
     preference_row,
     read_documents,
     rows_per_pair,
     spread_evenly,
     with_heldout,
     wording_rows,
-    wordings_of,
 )
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput, TrainyardError
@@ -46,7 +46,7 @@ def take(config: AiGeneratorConfig, documents: Path, books: Books, report: Calla
 
     Raises `TrainyardError` (`E-DATA-EMPTY`) when the rules find nothing in any document.
     """
-    wordings = wordings_of(config)
+    wordings = count_wordings(config)
     by_document: list[tuple[DocumentRow, list[Pair]]] = []
     for number, document in enumerate(read_documents(documents), 1):
         document_pairs = [

@@ -1,4 +1,4 @@
-"""What became of every row that was requested: asked = kept + rejected, per document and in total.
+"""Account of every row that was requested: asked = kept + rejected, per document and in total.
 
 rows.arrow         the kept rows
 quarantine.jsonl   {line, source, reason, detail, rows, row}: one line per rejection, with how many rows it cost
@@ -164,7 +164,7 @@ def read_documents(folder: Path) -> Iterator[DocumentRow]:
     return cast(Iterator[DocumentRow], read_rows(folder / ROWS_FILE, Port.DOCUMENTS))
 
 
-def wordings_of(config: AiGeneratorConfig) -> int:
+def count_wordings(config: AiGeneratorConfig) -> int:
     """Rows of one pair: only questions are asked in several wordings."""
     return config.wordings if config.template is GenerationTemplate.QA else 1
 
@@ -174,7 +174,7 @@ def with_heldout(config: AiGeneratorConfig, documents: int) -> AiGeneratorConfig
 
     `documents` is how many can give rows.
     """
-    shares = rows_to_generate(config.count, max(1, documents), wordings_of(config), config.holdout)
+    shares = rows_to_generate(config.count, max(1, documents), count_wordings(config), config.holdout)
     return config.model_copy(update={"count": shares.generated})
 
 

@@ -80,8 +80,8 @@ def survey_documents(documents: Iterable[DocumentRow], *, wordings: int) -> Pair
 
 
 def survey_document(document: DocumentRow, fresh: list[Pair]) -> SurveyedDocument:
-    answers = plain(" ".join(pair.answer for pair in fresh))
-    texts = [plain(text) for text in sentences_of(document)]
+    answers = keep_letters(" ".join(pair.answer for pair in fresh))
+    texts = [keep_letters(text) for text in split_sentences(document)]
     used = sum(text in answers for text in texts)
     words = sentences.num_words(document.text)
     return SurveyedDocument(
@@ -89,7 +89,7 @@ def survey_document(document: DocumentRow, fresh: list[Pair]) -> SurveyedDocumen
     )
 
 
-def sentences_of(document: DocumentRow) -> Iterator[str]:
+def split_sentences(document: DocumentRow) -> Iterator[str]:
     """Yield the sentences, list items and table cells of a document that have three words or more."""
     if document.kind in ("code", "commit"):
         return
@@ -99,12 +99,12 @@ def sentences_of(document: DocumentRow) -> Iterator[str]:
             yield from (part for part in sentences.sentences(text) if sentences.num_words(part) >= 3)
 
 
-def plain(text: str) -> str:
+def keep_letters(text: str) -> str:
     """Return the letters and digits of a text, for comparison."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
-def rows_of(survey: PairSurvey, count: int, wordings: int, holdout: HoldoutRules | None) -> tuple[int, int, int]:
+def count_rows(survey: PairSurvey, count: int, wordings: int, holdout: HoldoutRules | None) -> tuple[int, int, int]:
     """Return (pairs wanted for `count` rows to train on, pairs used, rows to train on that these leave).
 
     The hold-out is that of the validator: whole documents, and one wording of every other question.

@@ -24,8 +24,8 @@ from trainyard.data.limited.requests import (
     Silence,
     TooLong,
     describe_end,
+    pack_error,
     read_frames,
-    sent_error,
     write_frame,
 )
 from trainyard.data.quarantine import BadRow
@@ -45,7 +45,7 @@ F_SETPIPE_SZ = 1031
 
 
 class DocumentReply(msgspec.Struct, array_like=True):
-    """What became of one document: the row, or the reason why there is none."""
+    """Outcome of one document: the row, or the reason why there is none."""
 
     row: DocumentRow | None = None
     reason: str = ""
@@ -153,7 +153,7 @@ class Batch:
         except BadRow as bad:
             return DocumentReply(None, bad.reason, bad.detail)
         except TrainyardError as error:
-            return DocumentReply(None, error.code, error.why or error.what, sent_error(error))
+            return DocumentReply(None, error.code, error.why or error.what, pack_error(error))
         except (MemoryError, OSError):
             raise
         except SystemError as error:

@@ -39,21 +39,21 @@ def engineering(value: Mapping[str, object]) -> Value:
         if messages[-1]["role"] != "assistant":
             raise bad("its last message is not the assistant's")
         return {"messages": messages}
-    spelt = {"diff": text(value, "diff"), "message": text(value, "message")}
-    return {**spelt, "brief": text(value, "brief")} if value.get("brief") else spelt
+    spelt = {"diff": require_text(value, "diff"), "message": require_text(value, "message")}
+    return {**spelt, "brief": require_text(value, "brief")} if value.get("brief") else spelt
 
 
 def apprenticeship(value: Mapping[str, object]) -> Value:
-    shadow = text(value, "shadow" if "shadow" in value else "rejected")
-    verdict = text(value, "verdict" if "verdict" in value else "chosen")
+    shadow = require_text(value, "shadow" if "shadow" in value else "rejected")
+    verdict = require_text(value, "verdict" if "verdict" in value else "chosen")
     if shadow == verdict:
         raise bad("shadow and verdict are the same text, so there is nothing to prefer")
     prompt = value.get("prompt")
-    question = turns(prompt, "prompt") if isinstance(prompt, list) else text(value, "prompt")
+    question = turns(prompt, "prompt") if isinstance(prompt, list) else require_text(value, "prompt")
     return {"prompt": question, "shadow": shadow, "verdict": verdict}
 
 
-def text(value: JsonMapping, key: str) -> str:
+def require_text(value: JsonMapping, key: str) -> str:
     content = value.get(key)
     if not isinstance(content, str) or not content.strip():
         raise bad(f"`{key}` is not a string" if key in value else f"`{key}` is missing")
@@ -72,4 +72,4 @@ def turns(value: Any, key: str) -> list[Value]:
     )
     if unread:
         raise bad(f"`{key}` has turns with {', '.join(unread)[:200]}, and only role and content are read")
-    return [{"role": text(turn, "role"), "content": text(turn, "content")} for turn in value]
+    return [{"role": require_text(turn, "role"), "content": require_text(turn, "content")} for turn in value]

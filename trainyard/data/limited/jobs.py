@@ -1,4 +1,4 @@
-"""What happens inside of a reading process: a set becomes rows and a quarantine on disk, or a repository its tuples.
+"""Jobs of a reading process: a set becomes rows and a quarantine on disk, or a repository its tuples.
 
 Bytes that somebody else has read: a document of a night's streams to its parts, a line of a corpus to its tuple.
 """
@@ -20,16 +20,16 @@ from trainyard.data.limited.children import BREACHES, Batch, DocumentReply
 from trainyard.data.limited.corpus_tuples import bad, spell
 from trainyard.data.limited.requests import ParsedItem, ParseItem, ParseRequest, SetRequest
 from trainyard.data.limited.sets import open_files, open_listed, open_repository_set, walk
-from trainyard.data.paths import ROW_SUFFIXES, suffix_of
+from trainyard.data.paths import ROW_SUFFIXES, find_suffix
 from trainyard.data.readers.chunks import OpenedSet
 from trainyard.data.readers.parts import find_parts
 from trainyard.data.readers.repositories import commit_documents, open_repository
 from trainyard.data.readers.row_writer import RowWriter
-from trainyard.data.readers.rowfiles import RowFile, no_row, read_first_rows
+from trainyard.data.readers.rowfiles import RowFile, no_row_error, read_first_rows
 from trainyard.data.readers.selection import FileSelection
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.queries import open_query
-from trainyard.data.rows import chosen_side
+from trainyard.data.rows import to_chosen_row
 from trainyard.errors import InvalidInput, LimitExceeded, Refused
 from trainyard.sandbox.limits import allow_cpu
 from trainyard.spec.axes.data import Port
@@ -81,12 +81,12 @@ MOST_COLUMNS, MOST_NAME_CHARS, EXAMPLE_CHARS = 200, 200, 120
 
 
 @singledispatch
-def carry_out(request: object, report: Report) -> requests.Result:
+def run_request(request: object, report: Report) -> requests.Result:
     """Do what was asked. Raises what reading raises; the limits of this process are set by the caller."""
     raise TypeError(f"no reading process knows {type(request).__name__}")
 
 
-@carry_out.register
+@run_request.register
 def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
     """Read the set into `target/<port>`. A preference set under `sft` gives its chosen side."""
     allow_cpu(request.limits.chunk_cpu_s)
@@ -103,7 +103,7 @@ def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
         opened = open_files(
             path, selection, request.format, roots=roots, limits=limits, name=request.name, convert=convert
         )
-    port = port_of(request, opened)
+    port = choose_port(request, opened)
     last, folder = 0.0, Path(request.target) / port.value
     gc.disable()  # until this process ends: millions of rows are allocated, none is part of a cycle
     with RowWriter(folder, port, deduplicate=request.deduplicate, max_rows=selection.max_rows) as intake:
@@ -111,7 +111,7 @@ def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
         for chunk in opened.chunks:
             allow_cpu(limits.chunk_cpu_s)
             if port is not opened.port:
-                chunk.rows = [chosen_side(row) for row in chunk.rows]  # type: ignore[arg-type]
+                chunk.rows = [to_chosen_row(row) for row in chunk.rows]  # type: ignore[arg-type]
             intake.take(chunk)
             refuse_breaches(opened.name, sum(balance.dropped.get(reason, 0) for reason in BREACHES), limits)
             if intake.full:
@@ -125,7 +125,7 @@ def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
     return requests.SetReadResult(opened.name, port, opened.format, balance, opened.facts, first, opened.why_empty)
 
 
-@carry_out.register
+@run_request.register
 def read_commits(request: requests.CommitsRequest, report: Report) -> requests.CommitsResult:
     """Read the tuples of a repository's commits: diff, message, and the review brief where there is one.
 
@@ -151,15 +151,15 @@ def read_commits(request: requests.CommitsRequest, report: Report) -> requests.C
     return requests.CommitsResult(values, dict(repository.skipped), commits)
 
 
-@carry_out.register
+@run_request.register
 def read_columns(request: requests.ColumnsRequest, report: Report) -> requests.ColumnsResult:
     """Read the names of the columns, and the beginning of the first value of each that is not empty."""
     allow_cpu(request.limits.chunk_cpu_s)
     paths = walk(request.path, FileSelection()) if request.path.is_dir() else [request.path]
-    files = (path for path in paths if suffix_of(path.name) in ROW_SUFFIXES)
+    files = (path for path in paths if find_suffix(path.name) in ROW_SUFFIXES)
     sample = read_first_rows(RowFile(path, path.name, request.roots, request.limits) for path in files)
     if not sample.records and sample.fault is not None:
-        raise no_row(sample.fault)
+        raise no_row_error(sample.fault)
     values: dict[str, str] = {}
     for record in sample.records:
         for name, value in record.items() if isinstance(record, Mapping) else ():
@@ -177,7 +177,7 @@ def shorten(value: object) -> str:
     return text if len(text) <= EXAMPLE_CHARS else f"{text[:EXAMPLE_CHARS]}…"
 
 
-@carry_out.register
+@run_request.register
 def parse_items(request: ParseRequest, report: Report) -> list[ParsedItem]:
     """Parse the items in children of this process, many in each."""
     items, breaches = request.items, 0
@@ -193,7 +193,7 @@ def parse_items(request: ParseRequest, report: Report) -> list[ParsedItem]:
     return results
 
 
-def port_of(request: SetRequest, opened: OpenedSet) -> Port:
+def choose_port(request: SetRequest, opened: OpenedSet) -> Port:
     """The port that is filled: the named one, if the rows fit it, else one that the file's name lets a chain expect."""
     named = request.named
     if named is not None:

@@ -42,28 +42,28 @@ class SentError(msgspec.Struct):
     code: str = ""
     reasons: list[Reason] = []
     trace: str = ""
-    """Traceback of an error that nobody foresaw, for the log."""
+    """Traceback of an unexpected error, for the log."""
 
 
-def sent_error(error: TrainyardError) -> SentError:
+def pack_error(error: TrainyardError) -> SentError:
     reasons = list(getattr(error, "reasons", ()))
     return SentError(type(error).__name__, error.what, error.why, error.do, error.code, reasons)
 
 
-def received_error(sent: SentError) -> TrainyardError:
+def unpack_error(sent: SentError) -> TrainyardError:
     """Return the error itself, of the same class."""
     return Refused(sent.reasons, sent.what) if sent.reasons else from_fields(msgspec.structs.asdict(sent))
 
 
 def write_frame(descriptor: int, payload: bytes) -> None:
-    """Write one message. Raises `BrokenPipeError` when nobody reads."""
+    """Write one message. Raises `BrokenPipeError` when the reader is gone."""
     data = memoryview(HEADER.pack(len(payload)) + payload)
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 class Silence(Exception):
-    """Nothing came for too long."""
+    """Timeout: no frame arrived for too long."""
 
 
 class TooLong(Exception):
@@ -102,7 +102,7 @@ MOST_CHARS = 200_000
 
 @dataclass(frozen=True)
 class SetPlace:
-    """Where a set is, and where its rows go."""
+    """Location of a set, and the folder of its rows."""
 
     path: Path
     """The real path of a file, a folder or a repository, inside one of `roots`."""
@@ -234,7 +234,7 @@ class ColumnsResult(msgspec.Struct, tag=True):
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
-    """One message of a reading process. Exactly one field is set, `text` next to `fraction` apart."""
+    """A message of a reading process. Exactly one field is set, `text` next to `fraction` apart."""
 
     fraction: float | None = None
     text: str = ""

@@ -22,8 +22,8 @@ import traceback
 import msgspec
 import pyarrow as pa
 
-from trainyard.data.limited.jobs import carry_out
-from trainyard.data.limited.requests import Answer, Request, SentError, read_frames, sent_error, write_frame
+from trainyard.data.limited.jobs import run_request
+from trainyard.data.limited.requests import Answer, Request, SentError, pack_error, read_frames, write_frame
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.sandbox.limits import NETWORK, die_with_parent, limit, limit_memory, refuse_calls
 
@@ -63,9 +63,9 @@ def answer_to(request: Request, out: int) -> Answer:
         send(out, Answer(fraction=fraction, text=text))
 
     try:
-        return Answer(result=carry_out(request, report))
+        return Answer(result=run_request(request, report))
     except TrainyardError as error:
-        return Answer(error=sent_error(error))
+        return Answer(error=pack_error(error))
     except MemoryError:
         most_mib = request.limits.rows_memory >> 20
         exceeded = LimitExceeded(
@@ -74,7 +74,7 @@ def answer_to(request: Request, out: int) -> Answer:
             do="Give smaller files, or rows without values of many megabytes.",
             code="E-DATA-LIMIT",
         )
-        return Answer(error=sent_error(exceeded))
+        return Answer(error=pack_error(exceeded))
     except BrokenPipeError:
         raise
     except Exception as error:

@@ -31,7 +31,7 @@ from trainyard.data.limited.requests import (
     TooLong,
     describe_end,
     read_frames,
-    received_error,
+    unpack_error,
     write_frame,
 )
 from trainyard.errors import LimitExceeded, TrainyardError, Unavailable
@@ -110,7 +110,7 @@ class ReadingService(PipedChild):
                     elif answer.error is not None:
                         if answer.error.trace:
                             LOGGER.error(answer.error.trace)
-                        error = received_error(answer.error)
+                        error = unpack_error(answer.error)
                     elif answer.ready is not None:
                         self.sealed = answer.ready
                         if not self.sealed:
@@ -177,7 +177,7 @@ def reading_service() -> Iterator[ReadingService]:
 
 
 @contextlib.contextmanager
-def kept_service(offered: ReadingService | None = None) -> Iterator[ReadingService]:
+def keep_service(offered: ReadingService | None = None) -> Iterator[ReadingService]:
     """Keep one service open for every `reading_service` of this context meanwhile; its first request starts it.
 
     Other threads have their own, so that nobody waits for the slow file of somebody else; one that works for this block

@@ -13,14 +13,14 @@ from trainyard.data.formats.shapes import Kind
 from trainyard.data.formats.supervised import DOCUMENT
 from trainyard.data.functions import RowConverter
 from trainyard.data.limited.children import Batch, DocumentReply
-from trainyard.data.limited.requests import received_error
-from trainyard.data.paths import ROW_SUFFIXES, open_inside, suffix_of
+from trainyard.data.limited.requests import unpack_error
+from trainyard.data.paths import ROW_SUFFIXES, find_suffix, open_inside
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Bad, Chunk, OpenedSet
 from trainyard.data.readers.documents import TYPES, load_readers, read_document
 from trainyard.data.readers.repositories import Repository, commit_documents, file_contents, open_repository
 from trainyard.data.readers.rowfiles import PARQUET_MAGIC, row_set, text_lines
-from trainyard.data.readers.selection import FileSelection, is_selected, nothing_to_read
+from trainyard.data.readers.selection import FileSelection, empty_set_error, is_selected
 from trainyard.data.readers.streams import GZIP_MAGIC, Limits, gunzip, open_text, peek, raw_blocks
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import DataFormat, Port
@@ -62,10 +62,10 @@ def open_files(
     if path.is_dir():
         return open_folder(path, selection, data_format, roots, limits, convert=convert)
     if not is_selected(label, selection.include, selection.exclude):
-        raise nothing_to_read(label, "Its name is left out by the globs of include and exclude.")
+        raise empty_set_error(label, "Its name is left out by the globs of include and exclude.")
     if convert is not None:
         return row_set([path], data_format, label, roots, limits, convert=convert)
-    suffix = suffix_of(label)
+    suffix = find_suffix(label)
     is_document = suffix in TYPES and suffix not in ROW_SUFFIXES
     if data_format is DataFormat.TEXT and is_document:
         return text_lines([path], label, roots, limits)
@@ -93,7 +93,7 @@ def open_folder(
     """Return a folder of documents, or of row files if a format of rows is named."""
     files = walk(folder, selection)
     as_rows = convert is not None or data_format not in (DataFormat.AUTO, DataFormat.DOCUMENTS)
-    paths = [path for path in files if (suffix_of(path.name) in ROW_SUFFIXES) is as_rows]
+    paths = [path for path in files if (find_suffix(path.name) in ROW_SUFFIXES) is as_rows]
     if not as_rows and not selection.include:
         paths = [path for path in paths if path.suffix.lower() in TYPES]
     label = folder.name or str(folder)
@@ -127,7 +127,7 @@ def open_listed(
 
 
 def label_suffixes(files: Sequence[Path]) -> set[str]:
-    return {suffix_of(path.name) for path in files}
+    return {find_suffix(path.name) for path in files}
 
 
 def empty_folder(skipped: Counter[str], as_rows: bool) -> str:
@@ -156,9 +156,9 @@ def document_set(
         for reply in Batch(sizes, read, limits).replies():
             chunk = document_chunk(names[done[0]], reply)
             if alone and reply.error is not None:
-                raise received_error(reply.error)
+                raise unpack_error(reply.error)
             if alone and reply.reason == "empty":
-                raise nothing_to_read(alone, "It is empty.")
+                raise empty_set_error(alone, "It is empty.")
             if alone and reply.reason == "binary":
                 do = "Give a text file, PDF or DOCX under its usual name."
                 raise InvalidInput(reply.detail, do=do, code="E-DATA-UNREADABLE")

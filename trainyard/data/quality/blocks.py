@@ -1,4 +1,4 @@
-"""One batch of rows with the texts that the steps look at, and the ledger of the rows that fell out.
+"""Batches of rows with the texts that the steps check, and the ledger of the dropped rows.
 
 Steps are columnar: they compute a mask over a block and hand it to `RowLedger.drop`, which counts the rows under a
 reason, writes each to the quarantine file and returns the block without them. Nothing leaves a block another way.
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ipc
 
-from trainyard.data.quality.words import WordTable, words
+from trainyard.data.quality.words import WordTable, split_words
 from trainyard.data.quarantine import ROW_CHARS, ROWS_WITH_TEXT
 from trainyard.data.rows import BATCH_ROWS, SCHEMAS
 from trainyard.errors import TrainyardError
@@ -53,12 +53,12 @@ class Turns:
 
     @staticmethod
     def of(column: pa.Array) -> Turns:
-        sizes = values(pc.list_value_length(column).fill_null(0))
+        sizes = to_numpy(pc.list_value_length(column).fill_null(0))
         flat = column.flatten()
         roles, contents, calls, more = (part.fill_null("") for part in flat.flatten())
         return Turns(roles, contents, calls, more, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
-    def joined(self, texts: pa.Array, mask: np.ndarray | None = None, separator: str = "\n") -> pa.Array:
+    def join_texts(self, texts: pa.Array, mask: np.ndarray | None = None, separator: str = "\n") -> pa.Array:
         """Return one text a row: those of its (wanted) messages in order."""
         counts = self.offsets
         if mask is not None:
@@ -74,7 +74,7 @@ class Turns:
         return is_last
 
     def is_role(self, role: str) -> np.ndarray:
-        return values(pc.equal(self.roles, role))
+        return to_numpy(pc.equal(self.roles, role))
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Block:
             return pa.array([""] * len(self), pa.string())
         turns = self.turns(MESSAGE_COLUMNS[self.port][0])
         mask = ~turns.is_role("system")
-        return turns.joined(turns.contents, mask & ~turns.last if self.port is Port.SFT else mask)
+        return turns.join_texts(turns.contents, mask & ~turns.last if self.port is Port.SFT else mask)
 
     @cached_property
     def answer(self) -> pa.Array:
@@ -121,7 +121,7 @@ class Block:
         if self.port in PLAIN_ANSWERS:
             return self.column(PLAIN_ANSWERS[self.port]).fill_null("")
         turns = self.turns((ANSWERS[self.port] or MESSAGE_COLUMNS[self.port])[0])
-        return turns.joined(turns.contents, turns.last if self.port is Port.SFT else None)
+        return turns.join_texts(turns.contents, turns.last if self.port is Port.SFT else None)
 
     @cached_property
     def body(self) -> pa.Array:
@@ -130,9 +130,9 @@ class Block:
             return self.answer
         if self.port is Port.SFT:
             turns = self.turns("messages")
-            return pc.binary_join_element_wise(self.answer, turns.joined(turns.calls), "\n")
+            return pc.binary_join_element_wise(self.answer, turns.join_texts(turns.calls), "\n")
         parts = [self.turns(name) for name in ANSWERS[self.port]]
-        texts = [part.joined(side) for part in parts for side in (part.contents, part.calls)]
+        texts = [part.join_texts(side) for part in parts for side in (part.contents, part.calls)]
         return pc.binary_join_element_wise(*texts, "\n")
 
     @property
@@ -141,7 +141,7 @@ class Block:
         if self.counted_words is None:
             both = pa.concat_arrays([self.question, self.body])
             order = np.arange(2 * len(self)).reshape(2, -1).T.ravel()
-            self.counted_words = words(both.take(pa.array(order)))
+            self.counted_words = split_words(both.take(pa.array(order)))
         return self.counted_words
 
     @property
@@ -150,7 +150,7 @@ class Block:
         return WordTable(self.words.hashes, self.words.offsets[::2])
 
 
-def values(array: pa.Array) -> np.ndarray:
+def to_numpy(array: pa.Array) -> np.ndarray:
     """Return an Arrow array without nulls as NumPy, copied where its layout differs (booleans)."""
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
@@ -176,7 +176,7 @@ def read_blocks(path: Path, port: Port) -> Iterator[Block]:
 
 @dataclass
 class RowLedger:
-    """What happened to every row that was read. `read = kept + held out + dropped`, or the run fails."""
+    """Account of every row that was read. `read = kept + held out + dropped`, or the run fails."""
 
     quarantine: Path
     read: int = 0

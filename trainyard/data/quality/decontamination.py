@@ -22,7 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from trainyard.data.quality.blocks import Block
-from trainyard.data.quality.words import WordTable, words
+from trainyard.data.quality.words import WordTable, split_words
 from trainyard.errors import InvalidInput, NotFound
 
 BOILERPLATE_DOCUMENTS = 10
@@ -37,7 +37,7 @@ SHARED = np.uint64(1)
 
 @dataclass
 class HeldOutIndex:
-    """What one set keeps out of training: its runs of words (each with the document it is from) and its questions."""
+    """Index of a held-out set: its runs of words (each with its document) and its questions."""
 
     questions_only: bool = False
     strict: bool = False
@@ -60,9 +60,9 @@ class HeldOutIndex:
 
     def sealed(self) -> Sealed:
         """Return the set, sorted for look-up; a run that is in several documents is marked so."""
-        question_keys = np.unique(concatenated(self.questions))
+        question_keys = np.unique(concatenate(self.questions))
         question_keys = question_keys[question_keys != 0]
-        runs, documents = concatenated(self.runs), concatenated(self.documents)
+        runs, documents = concatenate(self.runs), concatenate(self.documents)
         self.runs, self.documents = [], []
         if not self.questions_only:
             return Sealed(self, np.unique(runs), documents[:0], question_keys)
@@ -91,9 +91,9 @@ class Sealed:
 
     def compare(self, block: Block, rows: np.ndarray, documents: np.ndarray, question_keys: np.ndarray) -> None:
         """Note what training rows share with the set; `rows` are their indices over the run."""
-        self.asks.append(rows[is_in(question_keys, self.questions)[0]])
+        self.asks.append(rows[look_up(question_keys, self.questions)[0]])
         runs = (questions(block) if self.apart.questions_only else block.row_words).runs(self.apart.length)
-        hit, index = is_in(runs.hashes, self.runs)
+        hit, index = look_up(runs.hashes, self.runs)
         owner, index = runs.owners()[hit], index[hit]
         counts = ~self.boilerplate[index]
         if self.apart.questions_only:
@@ -121,7 +121,7 @@ class Sealed:
         self.shared, self.settled = [shared], shared.shape[1]
         return shared
 
-    def contaminated(self) -> np.ndarray:
+    def find_contaminated(self) -> np.ndarray:
         """Indices of the training rows that have to go."""
         rows = self.settle()[2].astype(np.int64)
         return np.unique(np.concatenate([rows, *self.asks]).astype(np.int64))
@@ -141,7 +141,7 @@ def question_hashes(block: Block) -> np.ndarray:
     return hashes
 
 
-def is_in(values: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def look_up(values: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each value, whether it is in the sorted table, and where it would be."""
     hit, index = np.zeros(len(values), bool), np.zeros(len(values), np.int64)
     if not len(table) or not len(values):
@@ -157,7 +157,7 @@ def is_in(values: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return hit, index
 
 
-def concatenated(parts: list[np.ndarray]) -> np.ndarray:
+def concatenate(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
 
@@ -174,7 +174,7 @@ def load_evaluation_sets(paths: tuple[str, ...], length: int) -> HeldOutIndex | 
     apart = HeldOutIndex(strict=True, length=length)
     for path in paths:
         for questions, texts in tasks(Path(path)):
-            table = words(pa.array([*questions, "\n".join(texts)], pa.string()))
+            table = split_words(pa.array([*questions, "\n".join(texts)], pa.string()))
             hashes = table.text_hashes()
             apart.add_words(table, np.zeros(len(table), np.uint64), hashes[: len(questions)])
     return apart

@@ -328,13 +328,13 @@ def whole_key(text: str, begin: re.Match[str], marker: re.Match[str] | None) -> 
     limit = len(text) if marker is None else marker.start()
     body = KEY_BODY.match(text, begin.end(), limit)
     end = body.end() if body else begin.end()
-    if closed and marker is not None and end < limit and letters_in(text[begin.end() : limit]) >= LEAST_BODY:
+    if closed and marker is not None and end < limit and longest_letter_run(text[begin.end() : limit]) >= LEAST_BODY:
         end = limit  # headers or comments inside
-    if letters_in(text[begin.end() : end]) >= LEAST_BODY:
+    if longest_letter_run(text[begin.end() : end]) >= LEAST_BODY:
         yield begin.start(), marker.end() if closed and marker is not None and end == limit else end
 
 
-def letters_in(body: str) -> int:
+def longest_letter_run(body: str) -> int:
     """Characters of the longest run of Base64."""
     return max((len(run) for run in re.findall(r"[A-Za-z0-9+/=]{8,}+", body)), default=0)
 
@@ -344,7 +344,7 @@ def letters_in(body: str) -> int:
 
 @dataclass(frozen=True)
 class Detector:
-    """How one kind of sensitive text is found."""
+    """Detector of one kind of sensitive text."""
 
     placeholder: str
     name: str

@@ -51,7 +51,7 @@ def identities(block: Block) -> list[bytes]:
         for name in MESSAGE_COLUMNS[block.port]:
             turns = block.turns(name)
             flat = pc.binary_join_element_wise(turns.roles, turns.contents, turns.calls, "\x1f")
-            parts.append(turns.joined(flat, separator="\x1e"))
+            parts.append(turns.join_texts(flat, separator="\x1e"))
         texts = pc.binary_join_element_wise(*parts, "\x1d")
     # XXH3 of the UTF-8 bytes of each text, without making Python strings of them.
     offsets = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, texts.offset * 4).tolist()
@@ -99,7 +99,7 @@ class Shingles:
             FlaggedRow(index, tokens[start:end].tolist(), answer, int(pairs[index]))
             for index, start, end, answer in spans
         ]
-        return proved(rows, threshold)
+        return prove_duplicates(rows, threshold)
 
 
 def shingles(table: WordTable) -> WordTable:
@@ -144,7 +144,7 @@ class FlaggedRow:
         return frozenset(self.tokens[self.answer_start :])
 
 
-def proved(rows: list[FlaggedRow], threshold: float) -> dict[int, int]:
+def prove_duplicates(rows: list[FlaggedRow], threshold: float) -> dict[int, int]:
     """Go through the flagged rows in order; one that is similar enough to a kept one is its duplicate."""
     index = RMinHashLSH(threshold, SIGNATURE, bands(threshold))
     signatures = RMinHash.from_token_sets([row.tokens for row in rows], SIGNATURE, SEED)

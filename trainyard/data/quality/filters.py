@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from trainyard.data.quality.blocks import ANSWERS, MESSAGE_COLUMNS, Block, Detail, Turns, read_blocks, values
+from trainyard.data.quality.blocks import ANSWERS, MESSAGE_COLUMNS, Block, Detail, Turns, read_blocks, to_numpy
 from trainyard.data.quality.duplicates import identities
 from trainyard.data.quality.row_schemas import RowSchema
-from trainyard.data.quality.sensitive import masked_texts
+from trainyard.data.quality.sensitive import mask_texts
 from trainyard.data.quality.sieve import RowFilter, Vocabulary
-from trainyard.data.quality.words import words
+from trainyard.data.quality.words import split_words
 from trainyard.data.rows import ROWS_FILE
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
@@ -47,25 +47,27 @@ def check_format(block: Block, sieve: RowFilter) -> Block:
     return block
 
 
-def any_message(turns: Turns, mask: np.ndarray) -> np.ndarray:
+def reduce_messages(turns: Turns, mask: np.ndarray) -> np.ndarray:
     """Return per row whether the mask is true for one of its messages."""
     counts = np.concatenate([[0], np.cumsum(mask)])
     return np.asarray(np.diff(counts[turns.offsets]) > 0)
 
 
-def any_column(block: Block, rule: Callable[[Turns], np.ndarray]) -> np.ndarray:
+def reduce_columns(block: Block, rule: Callable[[Turns], np.ndarray]) -> np.ndarray:
     """Return per row whether the rule is true for one of its columns of messages."""
     return np.asarray(np.logical_or.reduce([rule(block.turns(name)) for name in MESSAGE_COLUMNS[block.port]]))
 
 
 def without_messages(block: Block) -> Check:
-    mask = any_column(block, lambda turns: np.asarray(np.diff(turns.offsets) == 0))
+    mask = reduce_columns(block, lambda turns: np.asarray(np.diff(turns.offsets) == 0))
     return mask, "no_messages", f"{' or '.join(MESSAGE_COLUMNS[block.port])} contains no message"
 
 
 def unknown_role(block: Block) -> Check:
     roles = pa.array(ROLES)
-    mask = any_column(block, lambda turns: any_message(turns, ~values(pc.is_in(turns.roles, value_set=roles))))
+    mask = reduce_columns(
+        block, lambda turns: reduce_messages(turns, ~to_numpy(pc.is_in(turns.roles, value_set=roles)))
+    )
     return mask, "unknown_role", f"a message's role is none of {', '.join(ROLES)}"
 
 
@@ -75,19 +77,19 @@ def empty_content(block: Block) -> Check:
         return blank(block.column("text").fill_null("")), "empty_content", "the text is blank"
 
     def is_blank(turns: Turns) -> np.ndarray:
-        return any_message(turns, blank(turns.contents) & blank(turns.calls) & ~turns.is_role("tool"))
+        return reduce_messages(turns, blank(turns.contents) & blank(turns.calls) & ~turns.is_role("tool"))
 
-    return any_column(block, is_blank), "empty_content", "a message is blank"
+    return reduce_columns(block, is_blank), "empty_content", "a message is blank"
 
 
 def without_user(block: Block) -> Check:
     turns = block.turns(MESSAGE_COLUMNS[block.port][0])
-    return ~any_message(turns, turns.is_role("user")), "no_user", "no message is the user's"
+    return ~reduce_messages(turns, turns.is_role("user")), "no_user", "no message is the user's"
 
 
 def last_not_assistant(block: Block) -> Check:
     sides = map(block.turns, ANSWERS[block.port] or MESSAGE_COLUMNS[block.port])
-    masks = [any_message(turns, turns.last & turns.is_role("assistant")) for turns in sides]
+    masks = [reduce_messages(turns, turns.last & turns.is_role("assistant")) for turns in sides]
     return (
         ~np.logical_and.reduce(masks),
         "last_not_assistant",
@@ -98,17 +100,17 @@ def last_not_assistant(block: Block) -> Check:
 def same_sides(block: Block) -> Check:
     sides = []
     for turns in map(block.turns, ANSWERS[block.port]):
-        texts = pc.utf8_trim_whitespace(turns.joined(turns.contents))
-        sides.append(pc.binary_join_element_wise(texts, turns.joined(turns.calls), "\x1f"))
-    return values(pc.equal(*sides)), "chosen_equals_rejected", "chosen and rejected are the same"
+        texts = pc.utf8_trim_whitespace(turns.join_texts(turns.contents))
+        sides.append(pc.binary_join_element_wise(texts, turns.join_texts(turns.calls), "\x1f"))
+    return to_numpy(pc.equal(*sides)), "chosen_equals_rejected", "chosen and rejected are the same"
 
 
 def without_label(block: Block) -> Check:
-    return values(pc.is_null(block.column("label"))), "no_label", "the label is missing"
+    return to_numpy(pc.is_null(block.column("label"))), "no_label", "the label is missing"
 
 
 def blank(texts: pa.Array) -> np.ndarray:
-    return values(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0))
+    return to_numpy(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0))
 
 
 _CHAT = (without_messages, unknown_role, empty_content, without_user, last_not_assistant)
@@ -170,19 +172,19 @@ def quality(block: Block, sieve: RowFilter) -> Block:
     for rule in QUALITY_RULES:
         if len(block):
             mask, reason, detail = rule(block, sieve.config.quality)
-            block = sieve.ledger.drop(block, mask & judged(block), reason, detail)
+            block = sieve.ledger.drop(block, mask & select_judged(block), reason, detail)
     return block
 
 
-def judged(block: Block) -> np.ndarray:
+def select_judged(block: Block) -> np.ndarray:
     """Rows whose answer is meant to be good prose: no tool calls, completions labelled bad, or answers of prompts."""
     if block.port is Port.PROMPTS:
         return np.zeros(len(block), bool)
     if block.port is Port.LABELLED:
-        return values(block.column("label")).astype(bool)
+        return to_numpy(block.column("label")).astype(bool)
     if block.port is Port.SFT:
         turns = block.turns("messages")
-        return ~any_message(turns, turns.last & ~blank(turns.calls))
+        return ~reduce_messages(turns, turns.last & ~blank(turns.calls))
     return np.ones(len(block), bool)
 
 
@@ -199,13 +201,13 @@ def answer_too_long(block: Block, rules: QualityRules) -> Check:
 
 
 def characters(texts: pa.Array) -> np.ndarray:
-    return values(pc.utf8_length(pc.utf8_trim_whitespace(texts)))
+    return to_numpy(pc.utf8_length(pc.utf8_trim_whitespace(texts)))
 
 
 def repeated_lines(block: Block, rules: QualityRules) -> Check:
     """Check the share of repeated lines in the answer (compare Rae et al. 2021, arXiv 2112.11446, table A1)."""
     shares = np.zeros(len(block))
-    multiline = values(pc.greater(pc.count_substring(block.answer, "\n"), 0))
+    multiline = to_numpy(pc.greater(pc.count_substring(block.answer, "\n"), 0))
     for index in np.flatnonzero(multiline).tolist():
         lines = [line for text in block.answer[index].as_py().split("\n") if (line := text.strip())]
         shares[index] = 1 - len(set(lines)) / max(len(lines), 1)
@@ -215,8 +217,8 @@ def repeated_lines(block: Block, rules: QualityRules) -> Check:
 
 def symbols(block: Block, rules: QualityRules) -> Check:
     """Share of characters that are neither letters, digits nor spaces."""
-    counts = values(pc.count_substring_regex(block.answer, r"[^\pL\pN\pM\s]"))
-    shares = counts / np.maximum(values(pc.utf8_length(block.answer)), 1)
+    counts = to_numpy(pc.count_substring_regex(block.answer, r"[^\pL\pN\pM\s]"))
+    shares = counts / np.maximum(to_numpy(pc.utf8_length(block.answer)), 1)
     most = rules.max_symbol_fraction
     return shares > most, "symbols", lambda row: f"{shares[row]:.0%} of the answer is symbols, most {most:.0%}"
 
@@ -224,7 +226,7 @@ def symbols(block: Block, rules: QualityRules) -> Check:
 def refused_phrase(block: Block, rules: QualityRules) -> Check:
     mask = np.zeros(len(block), bool)
     for phrase in rules.refuse_phrases:
-        mask |= values(pc.match_substring(block.answer, phrase, ignore_case=True))
+        mask |= to_numpy(pc.match_substring(block.answer, phrase, ignore_case=True))
     return mask, "refused_phrase", "the answer contains a refused phrase"
 
 
@@ -253,7 +255,7 @@ def load_vocabulary(documents: Path | None, masks: SensitiveRules) -> Vocabulary
         )
     vocabulary: Vocabulary = {}
     for block in read_blocks(documents / ROWS_FILE, Port.DOCUMENTS):
-        of_block = words(masked_texts(pa.concat_arrays([block.column("text").fill_null("")]), masks))
+        of_block = split_words(mask_texts(pa.concat_arrays([block.column("text").fill_null("")]), masks))
         for index, doc_id in enumerate(block.column("doc_id").to_pylist()):
             vocabulary[document_key(doc_id)] = np.unique(of_block.of(index))
     return vocabulary
@@ -268,7 +270,7 @@ def grounding(block: Block, sieve: RowFilter) -> Block:
     least = sieve.config.grounding
     if least is None or sieve.vocabulary is None or not len(block):
         return block
-    answers = words(block.answer)
+    answers = split_words(block.answer)
     shares = np.full(len(block), -1.0)
     for index, doc_id in enumerate(block.column("doc_id").to_pylist()):
         document = sieve.vocabulary.get(document_key(doc_id))

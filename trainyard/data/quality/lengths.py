@@ -40,7 +40,7 @@ class TokenizerCounter:
         self.role_tokens = cache(lambda role: len(tokenizer.encode(role, add_special_tokens=False)))
 
     def __call__(self, items: Sequence[Item]) -> list[int]:
-        texts = [parts(item) for item in items]
+        texts = [list_parts(item) for item in items]
         sizes = np.fromiter(map(len, texts), np.int64, len(texts))
         encoded = self.tokenizer.encode_batch_fast(list(chain.from_iterable(texts)), add_special_tokens=False)
         counts = np.concatenate([[0], np.cumsum([len(encoding) for encoding in encoded], dtype=np.int64)])
@@ -54,7 +54,7 @@ class TokenizerCounter:
         return SEQUENCE_OVERHEAD + sum(MESSAGE_OVERHEAD + self.role_tokens(message.role) for message in item)
 
 
-def parts(item: Item) -> list[str]:
+def list_parts(item: Item) -> list[str]:
     """Return the texts of an item that are counted: a call of a tool counts as its JSON text, reasoning as it is."""
     if isinstance(item, str):
         return [item]

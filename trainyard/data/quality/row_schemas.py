@@ -26,7 +26,7 @@ BLOCK_BYTES = 4 << 20
 
 
 class RowReply(NamedTuple):
-    """What became of one row; both texts are empty if it meets the schema."""
+    """Outcome of one row; both texts are empty if it meets the schema."""
 
     problem: str = ""
     limit: str = ""
@@ -34,7 +34,7 @@ class RowReply(NamedTuple):
 
 
 class RowSchema(LineChild):
-    """One JSON Schema in its child."""
+    """A JSON Schema in its child."""
 
     def __init__(self, schema: Mapping[str, object], *, cpu_s: float = ROW_CPU_S) -> None:
         """Start the child. Raises `InvalidInput` (`E-DATA-FORMAT`) for what is not a schema or does not end."""

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainyard.data.quality.blocks import MESSAGE_COLUMNS, Block, values
+from trainyard.data.quality.blocks import MESSAGE_COLUMNS, Block, to_numpy
 from trainyard.data.quality.detectors import Detector, detectors
 from trainyard.data.quality.sieve import RowFilter, SensitiveCounts
 from trainyard.data.rows import MESSAGE, MESSAGES, join_turns
@@ -59,7 +59,7 @@ class Rules:
 
 
 @lru_cache(maxsize=32)
-def rules_of(config: SensitiveRules) -> Rules:
+def compile_rules(config: SensitiveRules) -> Rules:
     modes = config.model_dump()
     rows = {name: row for name, row in detectors(config.phone_regions).items() if modes[name] != "off"}
     actions = {name: modes[name] for name in rows}
@@ -68,12 +68,12 @@ def rules_of(config: SensitiveRules) -> Rules:
 
 def check_sensitive(block: Block, sieve: RowFilter) -> Block:
     """Count what is found, mask it, or drop its rows as `sensitive_<kind>`, as the config says of each kind."""
-    rules = rules_of(sieve.config.sensitive)
+    rules = compile_rules(sieve.config.sensitive)
     if not rules.detectors or not len(block):
         return block
     names = ("text",) if block.port is Port.TEXT else (*MESSAGE_COLUMNS[block.port], "tools")
     names += ("answer",) if block.port is Port.PROMPTS else ()
-    looked = {name: look_at(block, name, rules) for name in names}
+    looked = {name: find_flagged(block, name, rules) for name in names}
     hits = {name: np.zeros(len(block), np.int64) for name in rules.detectors}
     for part in (part for parts in looked.values() for part in parts):
         for kind, counts in part.looked.matches.items():
@@ -95,12 +95,12 @@ def check_sensitive(block: Block, sieve: RowFilter) -> Block:
     return block
 
 
-def masked_texts(texts: pa.Array, config: SensitiveRules) -> pa.Array:
+def mask_texts(texts: pa.Array, config: SensitiveRules) -> pa.Array:
     """Plain texts with what the config masks masked: to compare masked rows with where they come from."""
-    rules = rules_of(config)
+    rules = compile_rules(config)
     if not rules.named("mask"):
         return texts
-    parts = list(parts_of(texts, "text", np.arange(len(texts)), rules, whole_text))
+    parts = list(flag_texts(texts, "text", np.arange(len(texts)), rules, whole_text))
     return texts_with(texts, parts, np.zeros(len(texts), bool))
 
 
@@ -137,7 +137,7 @@ def texts_with(texts: pa.Array, parts: list[FlaggedText], aside: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class FlaggedText:
-    """One text of a block with findings: its field, its place in the column's flat array, and its row."""
+    """A text of a block with findings: its field, its place in the column's flat array, and its row."""
 
     field: str
     index: int
@@ -145,17 +145,17 @@ class FlaggedText:
     looked: Looked
 
 
-def look_at(block: Block, name: str, rules: Rules) -> list[FlaggedText]:
+def find_flagged(block: Block, name: str, rules: Rules) -> list[FlaggedText]:
     """Return the findings in one column: a text, a list of tool schemas, or a list of messages."""
     column = block.column(name)
     owners = np.arange(len(block))
     if column.type != MESSAGES:
-        return list(parts_of(column, name, owners, rules, whole_text if name == "text" else json_text))
+        return list(flag_texts(column, name, owners, rules, whole_text if name == "text" else json_text))
     owners, flat = np.repeat(owners, np.diff(block.turns(name).offsets)), column.flatten()
     return [
         part
         for field, read in MESSAGE_TEXTS.items()
-        for part in parts_of(flat.field(field), field, owners, rules, read)
+        for part in flag_texts(flat.field(field), field, owners, rules, read)
     ]
 
 
@@ -163,13 +163,13 @@ Reader = Callable[[str, Rules, Collection[str]], Looked]
 """Finds sensitive parts of a text by the named rules, in order."""
 
 
-def parts_of(texts: pa.Array, field: str, owners: np.ndarray, rules: Rules, read: Reader) -> Iterator[FlaggedText]:
+def flag_texts(texts: pa.Array, field: str, owners: np.ndarray, rules: Rules, read: Reader) -> Iterator[FlaggedText]:
     pattern = rules.candidates if read is whole_text else rules.candidates + ESCAPED
-    indices = np.flatnonzero(values(pc.match_substring_regex(texts, pattern).fill_null(False)))
+    indices = np.flatnonzero(to_numpy(pc.match_substring_regex(texts, pattern).fill_null(False)))
     selection = texts.take(pa.array(indices))
     masks: dict[str, np.ndarray] = {}  # which texts each rule has to look at
     for name, row in rules.detectors.items() if read is whole_text else ():
-        matches = [values(pc.match_substring_regex(selection, regex)) for regex in row.candidates]
+        matches = [to_numpy(pc.match_substring_regex(selection, regex)) for regex in row.candidates]
         masks[name] = np.logical_and.reduce(matches)
     for number, (index, text) in enumerate(zip(indices.tolist(), selection.to_pylist(), strict=True)):
         names = [name for name, mask in masks.items() if mask[number]] if masks else rules.detectors
@@ -250,11 +250,11 @@ def walk(value: object, rules: Rules, counts: Counter[str], *, free: bool) -> tu
         masked_value, two = walk(item, rules, counts, free=free or key == "arguments")
         named = whole_text(key, rules, rules.detectors) if free else Looked(Counter(), key, key)
         counts.update(named.matches)
-        masked[unused(named.masked, masked)], bare[unused(named.bare, bare)] = masked_value, two
+        masked[choose_unused_key(named.masked, masked)], bare[choose_unused_key(named.bare, bare)] = masked_value, two
     return masked, bare
 
 
-def unused(key: str, existing: Mapping[str, object]) -> str:
+def choose_unused_key(key: str, existing: Mapping[str, object]) -> str:
     """Return the key, with a number if two keys became the same by being masked."""
     number, name = 2, key
     while name in existing:
@@ -272,7 +272,7 @@ def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str
     """Kind -> action, rows and places, for every kind that is looked for; for the report and the reference."""
     return {
         kind: {"action": action, "rows": counts.rows[kind], "found": counts.matches[kind]}
-        for kind, action in rules_of(config).actions.items()
+        for kind, action in compile_rules(config).actions.items()
     }
 
 

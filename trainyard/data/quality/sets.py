@@ -1,4 +1,4 @@
-"""What can be decided only with all rows known: near-duplicates, held-out sets, decontamination.
+"""Steps over the whole set: near-duplicates, held-out sets, decontamination.
 
 Each row that passed the row steps leaves a small entry in `KeptRows` (42 bytes) and itself in the working file. Every
 set step has the signature `(survivors, sieve) -> None` and writes the fate of rows; a row whose fate is no longer
@@ -37,7 +37,7 @@ WITHOUT_CONTENT = ("doc_id", "source", "split", "pair")
 
 
 class RowStatus(IntEnum):
-    """Where a row goes. From `NEAR_DUPLICATE` on it is dropped, and the name is its reason."""
+    """Destination of a row. From `NEAR_DUPLICATE` on it is dropped, and the name is its reason."""
 
     TRAIN = 0
     UNSEEN_DOCUMENTS = 1
@@ -69,7 +69,7 @@ MARKS = {UNSEEN_DOCUMENTS: 1, UNSEEN_WORDING: 2}
 
 @dataclass
 class KeptRows:
-    """One entry a row of the working file, as columns."""
+    """An entry a row of the working file, as columns."""
 
     path: Path
     port: Port
@@ -193,7 +193,7 @@ def join_same_answers(documents: np.ndarray, answers: np.ndarray) -> np.ndarray:
 # --- near-duplicates ------------------------------------------------------------------------------------------------
 
 
-def near_duplicates(survivors: KeptRows, sieve: RowFilter) -> None:
+def drop_near_duplicates(survivors: KeptRows, sieve: RowFilter) -> None:
     """Rows that are almost an earlier row."""
     if sieve.config.near_duplicates is None:
         return
@@ -216,10 +216,10 @@ def near_duplicates(survivors: KeptRows, sieve: RowFilter) -> None:
 
 def holdout_order(doc_id: str) -> int:
     """Return the place of a document in the order: the first 8 bytes of its SHA-256, as a number."""
-    return order_of(b"holdout:" + doc_id.encode())
+    return order_key(b"holdout:" + doc_id.encode())
 
 
-def order_of(name: bytes) -> int:
+def order_key(name: bytes) -> int:
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "big")
 
 
@@ -228,7 +228,7 @@ def row_order(row: Row, seed: int) -> int:
     pair = getattr(row, "pair", "")
     fields = msgspec.structs.asdict(row)
     content = [row.doc_id, pair] if pair else [fields[name] for name in fields if name not in WITHOUT_CONTENT]
-    return order_of(b"evaluation:%d:" % seed + msgspec.json.encode(content))
+    return order_key(b"evaluation:%d:" % seed + msgspec.json.encode(content))
 
 
 def first_rows(orders: Iterable[int], share: float, most: int) -> set[int]:
@@ -267,7 +267,7 @@ def holdout(survivors: KeptRows, sieve: RowFilter) -> None:
         # A marked wording if training asks the same question, but never in the same words.
         train = survivors.are(RowStatus.TRAIN)
         marked_rows = train & (survivors.marks == MARKS[UNSEEN_WORDING])
-        eligible = marked_rows & trained(survivors, train & ~marked_rows)
+        eligible = marked_rows & find_trained(survivors, train & ~marked_rows)
         question_keys = survivors.question_keys[train & ~eligible]
         survivors.fates[eligible] = RowStatus.UNSEEN_WORDING
         survivors.fates[eligible & np.isin(survivors.question_keys, question_keys[question_keys != 0])] = (
@@ -284,7 +284,7 @@ def last_wording(survivors: KeptRows, among: np.ndarray) -> np.ndarray:
     return np.asarray(is_last)
 
 
-def trained(survivors: KeptRows, train: np.ndarray) -> np.ndarray:
+def find_trained(survivors: KeptRows, train: np.ndarray) -> np.ndarray:
     """Rows whose question (or document, where rows have no pair) is asked by a training row."""
     by_pair = np.isin(survivors.pairs, survivors.pairs[train])
     by_document = np.isin(survivors.documents, survivors.documents[train])
@@ -321,13 +321,13 @@ def decontamination(survivors: KeptRows, sieve: RowFilter) -> None:
                     part, train_entries, survivors.documents[train_entries], survivors.question_keys[train_entries]
                 )
     for fate, sealed_set in sealed.items():
-        rows = sealed_set.contaminated()
+        rows = sealed_set.find_contaminated()
         survivors.fates[rows[survivors.fates[rows] == RowStatus.TRAIN]] = fate
     held_out = survivors.are(RowStatus.UNSEEN_WORDING)
-    survivors.fates[held_out & ~trained(survivors, survivors.are(RowStatus.TRAIN))] = RowStatus.UNTRAINED_WORDING
+    survivors.fates[held_out & ~find_trained(survivors, survivors.are(RowStatus.TRAIN))] = RowStatus.UNTRAINED_WORDING
 
 
-def too_few(survivors: KeptRows, config: ValidatorConfig) -> list[str]:
+def list_small_sets(survivors: KeptRows, config: ValidatorConfig) -> list[str]:
     """Return a sentence for each held-out set that is smaller than asked."""
     rules, sentences = config.holdout, []
     held_out = int(survivors.are(RowStatus.UNSEEN_DOCUMENTS).sum())

@@ -1,4 +1,4 @@
-"""One run of the validator over one set: its rules and what the steps remember from row to row."""
+"""State of a validator over one set: its rules and what the steps remember from row to row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Vocabulary = dict[int, np.ndarray]
 
 @dataclass
 class SensitiveCounts:
-    """How many rows contain a kind of sensitive text, and how many places were found in them."""
+    """Counts of rows that contain a kind of sensitive text, and of its occurrences."""
 
     rows: Counter[str] = field(default_factory=Counter)
     matches: Counter[str] = field(default_factory=Counter)

@@ -85,7 +85,7 @@ def scramble(values: np.ndarray) -> np.ndarray:
     return np.asarray(values ^ (values >> np.uint64(31)))
 
 
-def words(texts: pa.Array) -> WordTable:
+def split_words(texts: pa.Array) -> WordTable:
     """Return the words of each text of a string array without nulls.
 
     A word is hashed 8 bytes at a time, all words at once; of a word over 64 bytes the first 64 and its length count.
@@ -97,7 +97,7 @@ def words(texts: pa.Array) -> WordTable:
 
 def split(texts: pa.Array) -> WordTable:
     """`words` of a few texts."""
-    data, offsets = buffer_of(spaced(texts))
+    data, offsets = pad_buffer(space_words(texts))
     inside = np.frombuffer(data, np.uint8) != _SPACE
     begins = inside.copy()
     begins[1:] &= ~inside[:-1]
@@ -123,7 +123,7 @@ def hash_words(data: bytes, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray
     return hashes
 
 
-def buffer_of(texts: pa.Array) -> tuple[bytes, np.ndarray]:
+def pad_buffer(texts: pa.Array) -> tuple[bytes, np.ndarray]:
     """The UTF-8 bytes of a string array with eight spaces behind them, and where each text begins (and one more)."""
     offsets = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, texts.offset * 4)
     start, end = int(offsets[0]), int(offsets[-1])
@@ -131,9 +131,9 @@ def buffer_of(texts: pa.Array) -> tuple[bytes, np.ndarray]:
     return (data.slice(start, end - start).to_pybytes() if data is not None else b"") + b" " * 8, offsets - start
 
 
-def spaced(texts: pa.Array) -> pa.Array:
+def space_words(texts: pa.Array) -> pa.Array:
     """Return the texts in lower case with everything that is not part of a word turned into spaces."""
-    data, offsets = buffer_of(texts)
+    data, offsets = pad_buffer(texts)
     lowered = data.translate(_LOWER)
     plain = pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets.tobytes()), pa.py_buffer(lowered))
     if lowered.isascii():

@@ -1,4 +1,4 @@
-"""What every reader yields: chunks of rows in file order with the bad ones between them, and the set they make up."""
+"""Output of every reader: chunks of rows in file order with the bad ones between them, and the set they make up."""
 
 from __future__ import annotations
 

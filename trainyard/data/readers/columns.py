@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import ipc, parquet
 
-from trainyard.data.formats.json_values import plain
+from trainyard.data.formats.json_values import to_json_value
 from trainyard.data.formats.shapes import Normaliser
 from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
 from trainyard.data.readers.streams import Limits
-from trainyard.data.readers.tables import chunks_of
+from trainyard.data.readers.tables import build_chunks
 from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.json_types import JsonObject
 
@@ -44,10 +44,10 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
         file_bytes = stream.seek(0, 2)
         groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
         expanded = sum(group.total_byte_size for group in groups)
-        if limits.exceeded(expanded, file_bytes):
+        if limits.are_exceeded(expanded, file_bytes):
             raise column_bomb(name, expanded, file_bytes)
         batches = file.iter_batches(CHUNK_ROWS, use_threads=False)
-        yield from rows_of(batches, described.schema_arrow, name, file_bytes, limits)
+        yield from iterate_rows(batches, described.schema_arrow, name, file_bytes, limits)
     except MemoryError:
         raise  # Arrow's is one of its own exceptions, too; who set the limit says what it means
     except (pa.ArrowException, ValueError, LookupError, ArithmeticError, OSError) as error:
@@ -61,7 +61,7 @@ def arrow_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[
         file_bytes = stream.seek(0, 2)
         stream.seek(0)
         reader = ipc.open_stream(stream) if is_stream else ipc.open_file(stream)
-        yield from rows_of(arrow_parts(reader), reader.schema, name, file_bytes, limits)
+        yield from iterate_rows(arrow_parts(reader), reader.schema, name, file_bytes, limits)
     except MemoryError:
         raise
     except (pa.ArrowException, ValueError, LookupError, ArithmeticError, OSError) as error:
@@ -80,7 +80,7 @@ def arrow_parts(reader: Any) -> Iterator[pa.RecordBatch]:
             yield batch.slice(first, CHUNK_ROWS)
 
 
-def rows_of(
+def iterate_rows(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, name: str, file_bytes: int, limits: Limits
 ) -> Iterator[list[JsonObject]]:
     """Yield the rows of batches, as long as they are in proportion to the `file_bytes` bytes of the file."""
@@ -88,16 +88,16 @@ def rows_of(
     restore = restorers(target)
     expanded = 0
     for batch in batches:
-        size = sum(map(decoded_bytes, batch.columns)) + ROW_BYTES * batch.num_rows
+        size = sum(map(count_decoded_bytes, batch.columns)) + ROW_BYTES * batch.num_rows
         expanded += size
-        if limits.exceeded(expanded, file_bytes):
+        if limits.are_exceeded(expanded, file_bytes):
             raise column_bomb(name, expanded, file_bytes)
         step = max(1, batch.num_rows * CHUNK_BYTES // max(CHUNK_BYTES, size))
         for first in range(0, batch.num_rows, step):
             rows = pa.Table.from_batches([batch.slice(first, step)])
             if rows.schema != target:
                 rows = cast_columns(rows, target)
-            yield [restored(row, restore) for row in rows.to_pylist()]
+            yield [restore_row(row, restore) for row in rows.to_pylist()]
 
 
 def cast_columns(rows: pa.Table, target: pa.Schema) -> pa.Table:
@@ -111,7 +111,7 @@ def cast_columns(rows: pa.Table, target: pa.Schema) -> pa.Table:
     return pa.table(columns, names=rows.column_names)
 
 
-def restored(row: dict[str, object], restore: dict[str, Restore]) -> dict[str, object]:
+def restore_row(row: dict[str, object], restore: dict[str, Restore]) -> dict[str, object]:
     values = {key: value for key, value in row.items() if value is not None}
     if restore:
         for key in restore.keys() & values.keys():
@@ -148,14 +148,16 @@ def restorer(kind: pa.DataType) -> Restore | None:
         return struct_restorer(kind)
     if pa.types.is_map(kind):
         restore_item = restorer(kind.item_type) or (lambda value: value)
-        return lambda pairs: {str(plain(key)): None if value is None else restore_item(value) for key, value in pairs}
+        return lambda pairs: {
+            str(to_json_value(key)): None if value is None else restore_item(value) for key, value in pairs
+        }
     if is_list(kind):
         inner = restorer(kind.value_type)
         return inner and (lambda values: [None if value is None else inner(value) for value in values])
     if pa.types.is_floating(kind):
         return lambda value: None if math.isnan(value) else value
     simple = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
-    return None if simple or pa.types.is_large_string(kind) else plain
+    return None if simple or pa.types.is_large_string(kind) else to_json_value
 
 
 def restorers(fields: Iterable[pa.Field]) -> dict[str, Restore]:
@@ -165,7 +167,7 @@ def restorers(fields: Iterable[pa.Field]) -> dict[str, Restore]:
 
 def struct_restorer(kind: pa.DataType) -> Restore:
     inner = restorers(kind)
-    return lambda value: restored(value, inner)
+    return lambda value: restore_row(value, inner)
 
 
 def is_text(column: parquet.ColumnSchema) -> bool:
@@ -173,7 +175,7 @@ def is_text(column: parquet.ColumnSchema) -> bool:
     return column.physical_type == "BYTE_ARRAY" and column.logical_type.type in ("STRING", "NONE", "JSON")
 
 
-def decoded_bytes(column: pa.Array) -> int:
+def count_decoded_bytes(column: pa.Array) -> int:
     """Bytes of a column when each row has its own copy of a value."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -181,11 +183,11 @@ def decoded_bytes(column: pa.Array) -> int:
             return 8 * len(column)
         return pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
     if pa.types.is_struct(kind):
-        return sum(map(decoded_bytes, column.flatten()))
+        return sum(map(count_decoded_bytes, column.flatten()))
     if pa.types.is_map(kind):
-        return 8 * len(column) + decoded_bytes(column.keys) + decoded_bytes(column.items)
+        return 8 * len(column) + count_decoded_bytes(column.keys) + count_decoded_bytes(column.items)
     if is_list(kind):
-        return 8 * len(column) + decoded_bytes(column.flatten())
+        return 8 * len(column) + count_decoded_bytes(column.flatten())
     return int(column.nbytes)
 
 
@@ -212,5 +214,5 @@ def read_batches(
     before = 0
     for rows in batches:
         numbered = ((number, 0, row, row) for number, row in enumerate(rows, before + 1))
-        yield from chunks_of(numbered, name, normalise)
+        yield from build_chunks(numbered, name, normalise)
         before += len(rows)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from trainyard.data.formats.json_values import cell_value, text_columns
 from trainyard.data.formats.shapes import COLUMN_NAMES
-from trainyard.data.paths import suffix_of
+from trainyard.data.paths import find_suffix
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.streams import Limits, LineBlock
 from trainyard.errors import InvalidInput, LimitExceeded
@@ -32,7 +32,7 @@ MOST_TEXT = 2000
 
 
 class TableRow(NamedTuple):
-    """One record of a table, with its line, the byte where it begins, and its text for the quarantine."""
+    """A record of a table, with its line, the byte where it begins, and its text for the quarantine."""
 
     line: int
     offset: int
@@ -42,7 +42,7 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file is cut into fields."""
+    """Dialect of a delimited file."""
 
     delimiter: str
     header: tuple[str, ...]
@@ -94,7 +94,7 @@ def choose_dialect(lines: Sequence[str], name: str) -> Dialect:
         start += comments
         notes.append(f"{comments} comment line{'s' if comments > 1 else ''} above the header left out")
     line = lines[start] if start < len(lines) else ""
-    if suffix_of(name) == ".tsv" and "\t" in line:
+    if find_suffix(name) == ".tsv" and "\t" in line:
         delimiters = "\t"
     usual = max(delimiters, key=line.count)
     first = Dialect(usual, read_header(line, usual, name), start + 1)
@@ -117,7 +117,7 @@ def choose_dialect(lines: Sequence[str], name: str) -> Dialect:
         notes.append("a space follows each delimiter")
     names, renamed = name_columns(best.header)
     if len(set(names)) < len(names):
-        raise broken_header(name, "has two columns of the same name", line)
+        raise broken_header_error(name, "has two columns of the same name", line)
     if renamed:
         notes.append("columns read as " + ", ".join(f"{old!r}: {new}" for old, new in renamed.items()))
     return replace(best, header=names, notes=tuple(notes))
@@ -138,7 +138,7 @@ def read_header(line: str, delimiter: str, name: str) -> tuple[str, ...]:
     try:
         (header,) = csv.reader([line], delimiter=delimiter)
     except (csv.Error, ValueError) as error:
-        raise broken_header(name, f"has a header that cannot be read ({error})", line) from error
+        raise broken_header_error(name, f"has a header that cannot be read ({error})", line) from error
     return tuple(header)
 
 
@@ -160,7 +160,7 @@ def name_columns(header: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]
     return tuple(columns), {old: new for old, new in pairs if old != new and new in COLUMN_NAMES}
 
 
-def broken_header(name: str, problem: str, line: str) -> InvalidInput:
+def broken_header_error(name: str, problem: str, line: str) -> InvalidInput:
     return InvalidInput(
         f"{name} {problem}.", why=f"Its header is {line.strip()[:200]!r}.", do="Name each column once.",
         code="E-DATA-UNREADABLE",

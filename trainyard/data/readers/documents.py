@@ -33,7 +33,7 @@ LOST_SHARE = {"pdf": 0.001, "code": 1.0}
 program may have one in a literal."""
 
 
-def plain(data: bytes, name: str) -> str:
+def read_plain_text(data: bytes, name: str) -> str:
     """Text of any encoding that `open_text` knows, with LF line ends."""
     try:
         stream = open_text(io.BytesIO(data), name, Limits(line=max(1, len(data))))
@@ -46,7 +46,7 @@ def plain(data: bytes, name: str) -> str:
 
 
 def read_markdown(data: bytes, name: str) -> tuple[str, str]:
-    text = plain(data, name)
+    text = read_plain_text(data, name)
     front = FRONT_MATTER.match(text)
     match = FRONT_TITLE.search(front[1]) if front else None
     title = match[1].strip() if match else ""
@@ -68,14 +68,14 @@ def first_heading(text: str) -> str:
                 last_fence = {other.rstrip(): index for index, other in enumerate(lines) if other.startswith(FENCES)}
             # A fence that nobody closes is a line like any other.
             fence, above = (line[:3], "") if last_fence.get(line[:3], -1) > number else ("", line)
-        elif heading := marked_heading(line) or (above if UNDERLINE.fullmatch(line.rstrip()) else ""):
+        elif heading := parse_heading(line) or (above if UNDERLINE.fullmatch(line.rstrip()) else ""):
             return heading
         else:
             above = line if line[:1].strip() else ""
     return ""
 
 
-def marked_heading(line: str) -> str:
+def parse_heading(line: str) -> str:
     """Return the words of a line `## words ##`, or an empty string."""
     words = line.lstrip("#")
     if not 1 <= len(line) - len(words) <= 6 or not words[:1].isspace():
@@ -85,11 +85,11 @@ def marked_heading(line: str) -> str:
 
 
 def read_plain(data: bytes, name: str) -> tuple[str, str]:
-    return "", plain(data, name)
+    return "", read_plain_text(data, name)
 
 
 def read_rst(data: bytes, name: str) -> tuple[str, str]:
-    text = plain(data, name)
+    text = read_plain_text(data, name)
     heading = RST_HEADING.search(text)
     return heading["title"] if heading else "", text
 
@@ -177,20 +177,20 @@ TYPES: dict[str, tuple[str, Callable[[], Read]]] = {
 """File name extension -> (kind of the DocumentRow, function that returns the reader)."""
 
 
-def type_of(name: str) -> tuple[str, Callable[[], Read]]:
+def find_type(name: str) -> tuple[str, Callable[[], Read]]:
     """Return the row of a file's type; a file of unknown type is plain text."""
     return TYPES.get(PurePosixPath(name).suffix.lower(), ("text", lambda: read_plain))
 
 
 def load_readers(names: Iterable[str]) -> None:
     """Load the readers of these files, once for all the children that are forked afterwards."""
-    for load_reader in {load_reader for _, load_reader in map(type_of, names)}:
+    for load_reader in {load_reader for _, load_reader in map(find_type, names)}:
         load_reader()
 
 
 def read_document(data: bytes, name: str) -> DocumentRow:
     """Return the document of a file's bytes. Raises `BadRow`. Without limits: sets are read through `data/limited`."""
-    kind, load_reader = type_of(name)
+    kind, load_reader = find_type(name)
     if kind != "pdf" and not data.strip():
         raise BadRow("empty", "the file is empty")
     title, text = load_reader()(data, name)

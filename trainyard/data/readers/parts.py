@@ -20,7 +20,7 @@ MOST_INDENTATION = 40
 
 
 class Boundary(NamedTuple):
-    """Where a part may begin; the lower the rank, the better."""
+    """Boundary at which a part may begin; the lower the rank, the better."""
 
     start: int
     rank: int

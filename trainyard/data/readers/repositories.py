@@ -143,13 +143,13 @@ def open_repository(path: Path, roots: Sequence[Path], limits: Limits) -> Reposi
                 str(path), roots, "config.repository", f"keeps its objects in {store}, outside of the roots"
             )
         seen.add(store)
-        waiting += linked_places(store)
+        waiting += find_linked_paths(store)
         for base in (store / "objects", store):
-            waiting += borrowed_stores(repository, base)
+            waiting += find_borrowed_stores(repository, base)
     return repository
 
 
-def linked_places(store: Path) -> Iterator[Path]:
+def find_linked_paths(store: Path) -> Iterator[Path]:
     """Where the links lead that git would follow in a repository's folder, or in a folder of objects."""
     is_repository = (store / "HEAD").is_file() or (store / "commondir").is_file()
     for top in [store / name for name in GIT_FILES] if is_repository else [store]:
@@ -160,7 +160,7 @@ def linked_places(store: Path) -> Iterator[Path]:
                 yield from (link.resolve() for name in (*folders, *files) if (link := Path(where, name)).is_symlink())
 
 
-def borrowed_stores(repository: Repository, objects: Path) -> Iterator[Path]:
+def find_borrowed_stores(repository: Repository, objects: Path) -> Iterator[Path]:
     """Yield the folders of objects that a folder of objects names in `info/alternates`, read as git reads the file."""
     borrowed = objects / "info" / "alternates"
     if not borrowed.is_file():
@@ -229,7 +229,7 @@ def patches(output: IO[bytes], commits: Sequence[str], name_filter: NameFilter |
     while piece := output.readline(MAX_DIFF_BYTES):
         index = positions.get(piece, -1) if begins else -1
         if begins and name_filter is not None and piece.startswith(DIFF_HEADER):
-            include = name_filter(changed_file(piece))
+            include = name_filter(parse_changed_file(piece))
         begins = piece.endswith(b"\n")
         if index <= at:
             size += len(piece) if include else 0
@@ -245,7 +245,7 @@ def patches(output: IO[bytes], commits: Sequence[str], name_filter: NameFilter |
     yield from itertools.repeat(b"", len(commits) - at - 1)
 
 
-def changed_file(header: bytes) -> str:
+def parse_changed_file(header: bytes) -> str:
     """Return the path in `diff --git a/PATH b/PATH`, which has the same length twice: renames are switched off.
 
     Git puts a path with control characters or quotes between quotes, with C's escapes.

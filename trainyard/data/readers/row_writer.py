@@ -64,7 +64,7 @@ class SeenRows:
 
 
 class RowWriter:
-    """One set being written into `folder`. A context manager; `take` chunks, then read `balance`.
+    """A set being written into `folder`. A context manager; `take` chunks, then read `balance`.
 
     XXH3-128 of a row's normalised content (`source` and `doc_id` still empty) finds exact duplicates, and its first
     half is the `doc_id` of a row that came from no document.

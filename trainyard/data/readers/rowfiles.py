@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 
 from trainyard.data.formats.shapes import SHAPES, Kind, Normaliser, detect
 from trainyard.data.functions import RowConverter
-from trainyard.data.paths import open_inside, suffix_of
+from trainyard.data.paths import find_suffix, open_inside
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers import columns, delimited, tables
 from trainyard.data.readers.chunks import Chunk, OpenedSet
-from trainyard.data.readers.selection import nothing_to_read
+from trainyard.data.readers.selection import empty_set_error
 from trainyard.data.readers.streams import WINDOWS_1252, Limits, TextStream, line_blocks, open_text, peek
 from trainyard.data.rows import TextRow
 from trainyard.errors import InvalidInput
@@ -94,7 +94,7 @@ def row_set(
     files = RowFiles(paths, roots)
     sample = read_first_rows(readers)
     if not sample.records:
-        raise nothing_to_read(label, "It has no rows.") if sample.fault is None else no_row(sample.fault)
+        raise empty_set_error(label, "It has no rows.") if sample.fault is None else no_row_error(sample.fault)
     records = list(sample.records)
     detected = detect(convert.of_sample(records) if convert else records, data_format, label)
     normalise = Normaliser(detected, convert)
@@ -136,7 +136,7 @@ def read_first_rows(readers: Iterable[RowFile]) -> FirstRows:
     return FirstRows((), fault)
 
 
-def no_row(fault: Fault) -> InvalidInput:
+def no_row_error(fault: Fault) -> InvalidInput:
     """Return the error for a file of whose first rows none can be parsed: the fault of the first, and its text."""
     return InvalidInput(
         f"No row of {fault.name} can be read.",
@@ -148,7 +148,7 @@ def no_row(fault: Fault) -> InvalidInput:
 
 @dataclass
 class RowFile:
-    """One file of rows; its content, then its extension, says how it is parsed."""
+    """A file of rows; its content, then its extension, says how it is parsed."""
 
     path: Path
     name: str
@@ -163,13 +163,13 @@ class RowFile:
             return "parquet", None
         if magic.startswith((columns.ARROW_MAGIC, columns.STREAM_MAGIC)):
             return "arrow", None
-        is_table = suffix_of(self.name) in (".csv", ".tsv")
+        is_table = find_suffix(self.name) in (".csv", ".tsv")
         text = open_text(stream, self.name, self.limits, of_windows=is_table)
         if is_table:
             return "csv", text
         first, text.blocks = peek(text.blocks)
         head = first.lstrip()
-        if head.startswith(b"[") or (suffix_of(self.name) == ".json" and not whole_first_line(head)):
+        if head.startswith(b"[") or (find_suffix(self.name) == ".json" and not whole_first_line(head)):
             return "values", text
         return "jsonl", text
 
@@ -216,7 +216,7 @@ class RowFile:
         if parser == "jsonl":
             yield from tables.read_jsonl(line_blocks(text.blocks, self.limits), self.name, normalise)
         else:
-            yield from tables.chunks_of(self.records(parser, text, facts), self.name, normalise)
+            yield from tables.build_chunks(self.records(parser, text, facts), self.name, normalise)
 
 
 def whole_first_line(head: bytes) -> bool:

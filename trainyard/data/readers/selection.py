@@ -1,4 +1,4 @@
-"""Which files and rows of a set are read. Light: the parent's side of reading imports it, too."""
+"""Selection of the files and rows of a set. Light: the parent's side of reading imports it, too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_selected(name: str, include: Sequence[str], exclude: Sequence[str]) -> bo
     return (not include or matches(include)) and not matches(exclude)
 
 
-def nothing_to_read(name: str, why: str) -> InvalidInput:
+def empty_set_error(name: str, why: str) -> InvalidInput:
     """Return the error (`E-DATA-EMPTY`) of a set without rows or documents."""
     return InvalidInput(
         f"{name} contains nothing to read.",

@@ -114,7 +114,7 @@ class Limits:
     documents_per_child: int = 1000
     """Documents until a fresh process reads the next ones."""
 
-    def exceeded(self, expanded: int, file_bytes: int) -> bool:
+    def are_exceeded(self, expanded: int, file_bytes: int) -> bool:
         """Whether `expanded` bytes out of `file_bytes` are more than a file may expand to."""
         return expanded > self.expanded or (expanded > self.expansion_grace and expanded > file_bytes * self.expansion)
 
@@ -176,10 +176,10 @@ def open_text(stream: BinaryIO, name: str, limits: Limits, *, of_windows: bool =
     compressed = first.startswith(GZIP_MAGIC)
     if compressed:
         first, blocks = peek(gunzip(blocks, name, limits))
-    encoding = encoding_of(first[:SNIFFED_BYTES], name)
+    encoding = detect_encoding(first[:SNIFFED_BYTES], name)
     if of_windows and encoding == "utf-8":
         encoding = windows_encoding(first) or encoding
-    return TextStream(in_utf8(blocks, encoding), encoding, compressed)
+    return TextStream(convert_to_utf8(blocks, encoding), encoding, compressed)
 
 
 def gunzip(blocks: Iterator[bytes], name: str, limits: Limits) -> Iterator[bytes]:
@@ -197,9 +197,9 @@ def gunzip(blocks: Iterator[bytes], name: str, limits: Limits) -> Iterator[bytes
             try:
                 out = member.decompress(block, BLOCK_BYTES)
             except zlib.error as error:
-                raise broken_gzip(name, f"it is damaged after {expanded:,} expanded bytes ({error})") from error
+                raise broken_gzip_error(name, f"it is damaged after {expanded:,} expanded bytes ({error})") from error
             expanded += len(out)
-            if limits.exceeded(expanded, compressed):
+            if limits.are_exceeded(expanded, compressed):
                 raise LimitExceeded(
                     f"{name} expands to more than is read: {expanded:,} bytes out of {compressed:,}.",
                     why=f"The caps are {limits.expansion} to 1 and {limits.expanded:,} bytes; "
@@ -215,10 +215,10 @@ def gunzip(blocks: Iterator[bytes], name: str, limits: Limits) -> Iterator[bytes
                 block = member.unused_data.lstrip(b"\0")
                 member = zlib.decompressobj(zlib.MAX_WBITS | 16)
     if not whole:
-        raise broken_gzip(name, f"it ends in the middle, after {expanded:,} expanded bytes")
+        raise broken_gzip_error(name, f"it ends in the middle, after {expanded:,} expanded bytes")
 
 
-def broken_gzip(name: str, why: str) -> InvalidInput:
+def broken_gzip_error(name: str, why: str) -> InvalidInput:
     return InvalidInput(
         f"{name} is not a whole gzip file: {why}.",
         why="The rows behind that place cannot be read, and a part must not pass for the whole.",
@@ -227,7 +227,7 @@ def broken_gzip(name: str, why: str) -> InvalidInput:
     )
 
 
-def encoding_of(head: bytes, name: str) -> str:
+def detect_encoding(head: bytes, name: str) -> str:
     """`utf-8`, `utf-8-sig`, `utf-16-le` or `utf-16-be`. Raises `InvalidInput` (`E-DATA-UNREADABLE`)."""
     if head.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
@@ -257,7 +257,7 @@ def binary(name: str, why: str) -> InvalidInput:
     )
 
 
-def in_utf8(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
+def convert_to_utf8(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
     """The same text in UTF-8, without a byte order mark, with CR line ends turned into LF.
 
     Half a surrogate pair is kept as the replacement character, which the JSON then shows to a reader.

@@ -64,7 +64,7 @@ class ValueStream:
             self._skip(BETWEEN_VALUES)
             if self._at >= len(self._window) or self._window[self._at] == "]":
                 if self._window[self._at :].strip() not in ("", "]"):
-                    raise self._broken("text follows the end of the array")
+                    raise self._broken_error("text follows the end of the array")
                 return
             self._fault = None
             value, end = self._parse()
@@ -105,18 +105,18 @@ class ValueStream:
                 value, end = self._decoder.raw_decode(self._window, self._at)
             except json.JSONDecodeError as error:
                 if len(self._window) - self._at > self._limits.line:
-                    raise self._broken(f"one value is longer than {self._limits.line:,} characters") from error
+                    raise self._broken_error(f"one value is longer than {self._limits.line:,} characters") from error
                 if not self._refill():
-                    raise self._broken(f"{error.msg} behind it") from error
+                    raise self._broken_error(f"{error.msg} behind it") from error
             except RecursionError as error:
-                raise self._broken("it is nested too deeply") from error
+                raise self._broken_error("it is nested too deeply") from error
             except ValueError as error:
-                raise self._broken("a number has too many digits") from error
+                raise self._broken_error("a number has too many digits") from error
             else:
                 if end < len(self._window) or not self._refill():
                     return value, end
 
-    def _broken(self, why: str) -> InvalidInput:
+    def _broken_error(self, why: str) -> InvalidInput:
         return InvalidInput(
             f"{self._name} is not valid JSON in the value at line {self.line}, byte {self.offset}: {why}.",
             why="The values behind it cannot be found, and a part must not pass for the whole.",
@@ -125,7 +125,9 @@ class ValueStream:
         )
 
 
-def chunks_of(records: Iterable[tuple[int, int, object, object]], name: str, normalise: Normaliser) -> Iterator[Chunk]:
+def build_chunks(
+    records: Iterable[tuple[int, int, object, object]], name: str, normalise: Normaliser
+) -> Iterator[Chunk]:
     """Chunks of records that come as (line, offset, record, what the quarantine shows)."""
     chunk, begin = Chunk(name), 0
     for line, offset, record, text in records:
@@ -146,21 +148,21 @@ FAST_LINES = 1000
 def sample(block: LineBlock, most_lines: int | None = None) -> list[Any]:
     """Return the first values of a file that can be parsed, to detect its format."""
     lines = itertools.islice(block.lines, most_lines)
-    parsed = (value for value in map(parsed_or_bad, lines) if not isinstance(value, BadRow))
+    parsed = (value for value in map(parse_line, lines) if not isinstance(value, BadRow))
     return list(itertools.islice(parsed, SAMPLE_ROWS))
 
 
 def first_fault(block: LineBlock) -> tuple[int, BadRow, str] | None:
     """(line, reason, text) of the first line of a block, of which no line is JSON."""
     if block.too_long:
-        return block.first_line, too_long(block), block.data[:SHOWN_BYTES].decode("utf-8", "replace")
+        return block.first_line, long_line_error(block), block.data[:SHOWN_BYTES].decode("utf-8", "replace")
     for number, line in enumerate(block.lines, block.first_line):
-        if line and not line.isspace() and isinstance(reason := parsed_or_bad(line), BadRow):
+        if line and not line.isspace() and isinstance(reason := parse_line(line), BadRow):
             return number, reason, line[:SHOWN_BYTES].decode("utf-8", "replace")
     return None
 
 
-def too_long(block: LineBlock) -> BadRow:
+def long_line_error(block: LineBlock) -> BadRow:
     return BadRow("line_too_long", f"the row has {block.too_long:,} bytes")
 
 
@@ -170,14 +172,14 @@ def read_jsonl(blocks: Iterator[LineBlock], name: str, normalise: Normaliser) ->
     for block in blocks:
         chunk = Chunk(name, size=block.end)
         if block.too_long:
-            chunk.add_bad(block.first_line, block.offset, too_long(block), block.data)
+            chunk.add_bad(block.first_line, block.offset, long_line_error(block), block.data)
         else:
-            fast = fast or fast_for(block, normalise)
+            fast = fast or choose_decoder(block, normalise)
             convert(block, chunk, normalise, fast)
         yield chunk
 
 
-def fast_for(block: LineBlock, normalise: Normaliser) -> FastDecoder | None:
+def choose_decoder(block: LineBlock, normalise: Normaliser) -> FastDecoder | None:
     """The decoder for rows like the first good one of the file; None if those are all bad, or are to be converted."""
     if normalise.convert is not None:
         return None
@@ -206,11 +208,11 @@ def convert(block: LineBlock, chunk: Chunk, normalise: Normaliser, fast: FastDec
         if fast is not None and value is not None:
             chunk.add(fast.read, value, number, offset, line)
         elif line and not line.isspace():
-            chunk.add(normalise, parsed_or_bad(line), number, offset, line)
+            chunk.add(normalise, parse_line(line), number, offset, line)
         offset += len(line) + 1
 
 
-def parsed_or_bad(line: bytes) -> object:
+def parse_line(line: bytes) -> object:
     try:
         return strict_json(line)
     except BadRow as reason:

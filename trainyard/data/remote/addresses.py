@@ -40,7 +40,7 @@ NOT_PUBLIC = tuple(
 Resolve = Callable[..., list[tuple[Any, ...]]]
 
 
-def refused(url: str, because: str, instead: str) -> Refused:
+def refused_error(url: str, because: str, instead: str) -> Refused:
     return Refused([Reason("R-URL", None, "config.url", f"{redact_url(url)!r} {because}.", instead)])
 
 
@@ -65,16 +65,16 @@ def check_url(url: str) -> tuple[str, int]:
         ) from error
     host = parts.hostname or ""
     if parts.scheme not in ("http", "https") or not host:
-        raise refused(url, "is not an http or https address", plainly)
+        raise refused_error(url, "is not an http or https address", plainly)
     if parts.username is not None or parts.password is not None or "@" in re.split(r"[/\\]", url, maxsplit=3)[2]:
-        raise refused(url, "contains a user or a password, which a chain must not store", plainly)
+        raise refused_error(url, "contains a user or a password, which a chain must not store", plainly)
     if re.search(r"[\s\\\x00-\x1f%]", parts.netloc):
-        raise refused(url, "has a host with odd characters", plainly)
+        raise refused_error(url, "has a host with odd characters", plainly)
     if not host.isascii():
-        raise refused(url, "has a host with letters outside ASCII", "Its ASCII form, which begins with xn--.")
+        raise refused_error(url, "has a host with letters outside ASCII", "Its ASCII form, which begins with xn--.")
     last = host.rstrip(".").rsplit(".", 1)[-1]
     if NUMBER.fullmatch(last) and ":" not in host and not is_plain_ipv4(host):
-        raise refused(url, "spells a numeric host in an odd way (decimal, octal or hexadecimal)", plainly)
+        raise refused_error(url, "spells a numeric host in an odd way (decimal, octal or hexadecimal)", plainly)
     return host, port
 
 
@@ -95,7 +95,7 @@ def require_public(url: str, field: str, *, allowed: Iterable[str] = (), resolve
         try:
             CheckedNetwork(allowed, resolve).addresses(host, port)
         except Unavailable as error:
-            raise refused(url, "has a host that is not known here", "An address whose host is known.") from error
+            raise refused_error(url, "has a host that is not known here", "An address whose host is known.") from error
     except Refused as error:
         raise Refused([replace(reason, field=field) for reason in error.reasons]) from error
 
@@ -133,7 +133,7 @@ class CheckedNetwork(httpcore.NetworkBackend):
             ) from error  # fmt: skip
         private = [address for address in addresses if not is_public(address)]
         if private and host.lower() not in self._allowed:
-            raise refused(
+            raise refused_error(
                 f"http://[{host}]" if ":" in host else f"http://{host}",
                 f"leads to {private[0]}, a private, local or metadata address",
                 "A public address, or let the operator add the host to allow_private_urls.",

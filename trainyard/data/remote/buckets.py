@@ -29,12 +29,12 @@ from trainyard.errors import (
     TrainyardError,
     Unavailable,
 )
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.settings import Settings
 from trainyard.spec.nodes import SourceSet
 from trainyard.spec.packages import BUCKETS
 from trainyard.stores.objects.addresses import open_store
-from trainyard.stores.objects.store import checked_name
+from trainyard.stores.objects.store import check_name
 
 MOST_BYTES = 16 << 30
 """Of one set, as of one download from an address."""
@@ -80,7 +80,7 @@ class BucketPlace:
         `E-PACKAGE-MISSING`).
         """
         files = self.list_objects() if self.scheme == "gs" else self.list_files()
-        visible = sorted((file for file in files if not hidden(file.name)), key=lambda file: file.name)
+        visible = sorted((file for file in files if not is_hidden(file.name)), key=lambda file: file.name)
         if not visible:
             raise NotFound(
                 f"There is nothing at {self.address}.", do="Correct the address; a prefix ends at a slash.",
@@ -98,7 +98,7 @@ class BucketPlace:
 
     def fetch(self, pin: Pin, file: RemoteFile, folder: Path) -> tuple[Path, Path]:
         """Download one file below `folder`. Raises `Conflict` (`E-OBJECT-CHANGED`) if it is not the listed one."""
-        path = folder / "fetched" / checked_name(file.name)
+        path = folder / "fetched" / check_name(file.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.scheme == "gs":
             above, _, name = self.address.rpartition("/")
@@ -110,7 +110,7 @@ class BucketPlace:
                 system = self.system()
                 remote = self.path if self.is_file(pin) else f"{self.path.rstrip('/')}/{file.name}"
                 system.get_file(remote, str(path))
-                version = version_of(system.info(remote))
+                version = read_version(system.info(remote))
         if version != file.version:
             raise Conflict(
                 f"{file.name} of {self.address} changed while it was read.",
@@ -152,15 +152,15 @@ class BucketPlace:
         files = {str(name): info for name, info in entries.items() if info.get("type") == "file" and info.get("size")}
         alone = list(files) == [base]
         names = {name: base.rpartition("/")[2] if alone else name.removeprefix(f"{base}/") for name in files}
-        visible = {name: relative for name, relative in names.items() if not hidden(relative)}
+        visible = {name: relative for name, relative in names.items() if not is_hidden(relative)}
         return [
-            RemoteFile(checked_name(relative), files[name]["size"], version_of(files[name]))
+            RemoteFile(check_name(relative), files[name]["size"], read_version(files[name]))
             for name, relative in visible.items()
         ]
 
     def system(self) -> Any:
         """Return the client of fsspec. It keeps no listing, which would hide a change."""
-        missing = BUCKETS[self.scheme].missing(is_here)
+        missing = BUCKETS[self.scheme].missing(is_installed)
         if missing:
             raise Unavailable(
                 f"The client for {self.scheme}:// addresses is not installed.",
@@ -168,18 +168,18 @@ class BucketPlace:
                 code="E-PACKAGE-MISSING",
             )  # fmt: skip
         more = {"default_cache_type": "none"} if self.scheme == "s3" else {}
-        return load("fsspec:filesystem")(self.scheme, use_listings_cache=False, skip_instance_cache=True, **more)
+        return load_object("fsspec:filesystem")(self.scheme, use_listings_cache=False, skip_instance_cache=True, **more)
 
 
-def is_here(module: str) -> bool:
-    return load("importlib.util:find_spec")(module) is not None
+def is_installed(module: str) -> bool:
+    return load_object("importlib.util:find_spec")(module) is not None
 
 
-def hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part == "" for part in name.split("/"))
 
 
-def version_of(info: Any) -> str:
+def read_version(info: Any) -> str:
     """Return what changes with the bytes of a file."""
     version = next((info[key] for key in VERSION_KEYS if info.get(key) not in (None, "", "null")), "")
     return f"{info.get('size')}:{str(version).strip(chr(34))}"

@@ -16,7 +16,7 @@ from typing import Any
 from trainyard.data.formats.json_values import row_values, text_columns
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable, first_line
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.settings import Settings
 from trainyard.spec.nodes import SourceSet
 
@@ -78,7 +78,7 @@ def write_rows(
 ) -> None:
     """Run the query and write its rows. Raises `InvalidInput`, `LimitExceeded`, `Unavailable`."""
     refuse_others(query)
-    alchemy: Any = load("sqlalchemy")
+    alchemy: Any = load_object("sqlalchemy")
     try:
         engine = alchemy.create_engine(database_url(name, settings), poolclass=alchemy.pool.NullPool)
     except alchemy.exc.ArgumentError as error:  # its text may have the URL

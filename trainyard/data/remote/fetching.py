@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.data.readers.selection import FileSelection, is_selected, nothing_to_read
+from trainyard.data.readers.selection import FileSelection, empty_set_error, is_selected
 from trainyard.data.remote.listing import RemotePlace, pin_place, read_pin
 from trainyard.json_types import JsonMapping
 from trainyard.settings import Settings
@@ -21,7 +21,7 @@ Report = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class FetchJob:
-    """One remote set that is to be fetched. `folder` is empty, and removed when the set has been read."""
+    """A remote set that is to be fetched. `folder` is empty, and removed when the set has been read."""
 
     source: SourceSet
     settings: Settings
@@ -67,7 +67,7 @@ class PinnedFiles:
         include, exclude = job.source.include, job.source.exclude
         self.files = [file for file in self.pin.files if is_selected(file.name, include, exclude)]
         if not self.files:
-            raise nothing_to_read(self.pin.address, "It has no files, or the globs leave none.")
+            raise empty_set_error(self.pin.address, "It has no files, or the globs leave none.")
         self.fetched: list[tuple[Path, Path]] = []
 
     def fetch(self, count: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:

@@ -17,7 +17,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpcore
 
 from trainyard.data.readers.streams import Limits
-from trainyard.data.remote.addresses import CheckedNetwork, Resolve, check_url, redact_url, refused
+from trainyard.data.remote.addresses import CheckedNetwork, Resolve, check_url, redact_url, refused_error
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
 
@@ -68,7 +68,7 @@ def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
     yield LocalSet(file.path.absolute(), (job.folder.absolute(),), file.name, job.selection)
 
 
-def sent(url: str) -> str:
+def quote_url(url: str) -> str:
     """Return a checked address as it is requested: other letters than ASCII in escapes (RFC 3986), no fragment."""
     parts = urlsplit(url)
     safe = "/%:@!$&'()*+,;=~?-._"
@@ -106,7 +106,7 @@ def fetch(
     with httpcore.ConnectionPool(network_backend=network, ssl_context=ssl.create_default_context()) as pool:
         for _ in range(MAX_REDIRECTS + 1):
             check_url(url)
-            url = sent(url)
+            url = quote_url(url)
             try:
                 target = follow(pool, url, folder, spend)
             except TrainyardError:  # some of these are ValueErrors, too
@@ -120,7 +120,7 @@ def fetch(
             if isinstance(target, Fetched):
                 return target
             url = target
-    raise refused(url, f"is reached only after more than {MAX_REDIRECTS} redirects", "The final address.")
+    raise refused_error(url, f"is reached only after more than {MAX_REDIRECTS} redirects", "The final address.")
 
 
 def follow(
@@ -149,10 +149,10 @@ def follow(
                 done += len(part)
                 spend(url, done, size)
                 stream.write(part)
-        return Fetched(path, name_of(url, fields.get("content-type", "")))
+        return Fetched(path, choose_name(url, fields.get("content-type", "")))
 
 
-def name_of(url: str, content_type: str) -> str:
+def choose_name(url: str, content_type: str) -> str:
     """File name of an address; the content type gives the extension where the address has none."""
     name = PurePosixPath(urlsplit(url).path).name or "index"
     kind = content_type.split(";", maxsplit=1)[0].strip().lower()

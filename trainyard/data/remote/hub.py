@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainyard.data.paths import ROW_SUFFIXES, suffix_of
+from trainyard.data.paths import ROW_SUFFIXES, find_suffix
 from trainyard.data.remote.fetching import FetchJob, LocalSet, fetch_in_order
 from trainyard.data.remote.listing import Pin, RemoteFile
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, first_line
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.settings import Settings
 from trainyard.spec.nodes import HubSet, SourceSet
 
@@ -42,7 +42,7 @@ def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
 
 @dataclass(frozen=True)
 class HubPlace:
-    """One split of a data set at a revision."""
+    """A split of a data set at a revision."""
 
     hub_set: HubSet
     lasting: bool = True
@@ -59,7 +59,7 @@ class HubPlace:
 
         Raises `NotFound` (`E-DATA-NOT-FOUND`), `InvalidInput` (`E-DATA-UNREADABLE`), `Unavailable` (`E-URL`).
         """
-        hub, datasets = load("huggingface_hub"), load("datasets")
+        hub, datasets = load_object("huggingface_hub"), load_object("datasets")
         with asking(self.hub_set):
             commit = hub.HfApi().dataset_info(self.hub_set.name, revision=self.hub_set.revision).sha
             builder = datasets.load_dataset_builder(self.hub_set.name, self.hub_set.config, revision=commit)
@@ -71,7 +71,7 @@ class HubPlace:
             )  # fmt: skip
         prefix = f"hf://datasets/{self.hub_set.name}@{commit}/"
         names = [str(file).removeprefix(prefix) for file in files[self.hub_set.split]]
-        unread = sorted({suffix_of(name) or "(no extension)" for name in names} - READ_SUFFIXES)
+        unread = sorted({find_suffix(name) or "(no extension)" for name in names} - READ_SUFFIXES)
         if unread:
             raise InvalidInput(
                 f"The data set {self.hub_set.name} has files that are not read: {', '.join(unread)}.",
@@ -83,7 +83,7 @@ class HubPlace:
 
     def fetch(self, pin: Pin, file: RemoteFile, folder: Path) -> tuple[Path, Path]:
         """Return the file in the Hub's cache, downloaded if it is not there."""
-        hub = load("huggingface_hub")
+        hub = load_object("huggingface_hub")
         with asking(self.hub_set):
             file_name = hub.hf_hub_download(self.hub_set.name, file.name, repo_type="dataset", revision=pin.revision)
         path = Path(file_name).absolute()
@@ -93,8 +93,8 @@ class HubPlace:
 @contextmanager
 def asking(hub_set: HubSet) -> Iterator[None]:
     """Give the errors of the Hub's libraries their meaning."""
-    errors: Any = load("huggingface_hub.errors")
-    offline: Any = load("datasets.exceptions")
+    errors: Any = load_object("huggingface_hub.errors")
+    offline: Any = load_object("datasets.exceptions")
     try:
         yield
     except errors.GatedRepoError as error:

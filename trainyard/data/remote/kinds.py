@@ -21,7 +21,7 @@ from trainyard.spec.nodes import DataSourceConfig, SourceSet
 
 
 class RemoteKind(NamedTuple):
-    """One kind of remote set."""
+    """A kind of remote set."""
 
     name: str
     match: Callable[[SourceSet], bool]

@@ -1,4 +1,4 @@
-"""What every kind of place elsewhere answers: its revision, its files, and one of the files as a local path.
+"""Contract of remote sets: the revision, its files, and one of the files as a local path.
 
 What a set elsewhere was when it was first listed: its revision and its files, so that the next run reads the same.
 
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Protocol
 
 from trainyard.settings import Settings
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a set."""
+    """A file of a set."""
 
     name: str
     size: int | None = None
@@ -98,5 +98,5 @@ def pin_place(remote: RemotePlace, settings: Settings, *, run: str = "", refresh
     pin = Pin(remote.address, revision, tuple(files), run)
     path = pin_file(remote.address, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_durably(path, versioned("pin", asdict(pin)))
+    write_json_durably(path, add_version("pin", asdict(pin)))
     return pin

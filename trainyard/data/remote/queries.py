@@ -16,15 +16,15 @@ import pyarrow as pa
 from trainyard.data.formats.json_values import row_values, text_columns
 from trainyard.data.formats.shapes import Normaliser, detect
 from trainyard.data.functions import RowConverter
-from trainyard.data.paths import open_inside, suffix_of
+from trainyard.data.paths import find_suffix, open_inside
 from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk, OpenedSet
-from trainyard.data.readers.columns import restored, restorers
-from trainyard.data.readers.selection import nothing_to_read
-from trainyard.data.readers.tables import SAMPLE_ROWS, chunks_of
+from trainyard.data.readers.columns import restore_row, restorers
+from trainyard.data.readers.selection import empty_set_error
+from trainyard.data.readers.tables import SAMPLE_ROWS, build_chunks
 from trainyard.data.remote.databases import bad_query
 from trainyard.errors import LimitExceeded, Unavailable, first_line
 from trainyard.json_types import JsonObject
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.spec.axes.data import DataFormat
 
 READERS = {
@@ -67,7 +67,7 @@ def open_query(
     batches = run_query(query, tables, roots)
     first = next(batches, [])
     if not first:
-        raise nothing_to_read("The query", "It gives no rows.")
+        raise empty_set_error("The query", "It gives no rows.")
     sample = first[:SAMPLE_ROWS]
     detected = detect(convert.of_sample(sample) if convert else sample, data_format, "The query")
     normalise, done = Normaliser(detected, convert), [0]
@@ -75,7 +75,7 @@ def open_query(
     def chunks() -> Iterator[Chunk]:
         for rows in chain([first], batches):
             numbered = ((number, 0, row, row) for number, row in enumerate(rows, done[0] + 1))
-            yield from chunks_of(numbered, "query", normalise)
+            yield from build_chunks(numbered, "query", normalise)
             done[0] += len(rows)
 
     facts = {"files": len(tables), "query": query}
@@ -85,7 +85,7 @@ def open_query(
 def run_query(query: str, tables: Mapping[str, Path], roots: Sequence[Path]) -> Iterator[list[JsonObject]]:
     """Rows of the query, 1,000 at a time; null columns are left out."""
     try:
-        duckdb = load("duckdb")
+        duckdb = load_object("duckdb")
     except ImportError as error:
         raise Unavailable(
             "The package that runs queries over files is not installed.", why=f"There is no module {error.name}.",
@@ -103,7 +103,7 @@ def run_query(query: str, tables: Mapping[str, Path], roots: Sequence[Path]) -> 
         reader = connection.sql(query).to_arrow_reader(CHUNK_ROWS)
         texts, restore = text_columns(reader.schema.names), restorers(reader.schema)
         for batch in reader:
-            yield [row_values(restored(row, restore), texts) for row in batch.to_pylist()]
+            yield [row_values(restore_row(row, restore), texts) for row in batch.to_pylist()]
     except duckdb.OutOfMemoryException as error:
         raise LimitExceeded(
             f"The query needs more than {MEMORY} of memory.", why=first_line(error),
@@ -115,7 +115,7 @@ def run_query(query: str, tables: Mapping[str, Path], roots: Sequence[Path]) -> 
 
 def read_call(connection: Any, path: Path) -> str:
     """The call that reads a file. Texts of JSON that look like times or UUIDs stay texts: these change as values."""
-    location, function = str(path.resolve()).replace("'", "''"), READERS[suffix_of(path.name)]
+    location, function = str(path.resolve()).replace("'", "''"), READERS[find_suffix(path.name)]
     options = OPTIONS[function]
     if function == "read_json":
         relation = connection.sql(f"SELECT * FROM {function}('{location}'{options})")

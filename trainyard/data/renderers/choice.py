@@ -56,11 +56,11 @@ def choose_template(name: str, base_template: str | None = None, *, roots: Seque
     if name.endswith(FILE_ENDING):
         text = read(resolve_inside(name, roots or (Path.cwd(),), field="config.engine.template"))
         return ChosenTemplate(recognise_template(text), text)
-    spec = named(name)
+    spec = find_renderer(name)
     return ChosenTemplate(spec, template_text(spec, next(iter(spec.templates))))
 
 
-def named(name: str) -> RendererSpec:
+def find_renderer(name: str) -> RendererSpec:
     """Return a row of the table. Raises `NotFound` (`E-CHAT-TEMPLATE`)."""
     if name in RENDERERS:
         return RENDERERS[name]
@@ -95,10 +95,10 @@ def unreadable(path: Path, why: str) -> InvalidInput:
 
 def recognise_template(text: str) -> RendererSpec:
     """Return the row of a template's text; the default renderer if no row knows it."""
-    return by_digest().get(digest(text)) or by_digest().get(digest(without_start(text)), DEFAULT)
+    return map_by_digest().get(digest(text)) or map_by_digest().get(digest(strip_start(text)), DEFAULT)
 
 
-def without_start(text: str) -> str:
+def strip_start(text: str) -> str:
     """Return a template's text without the first expression that writes the tokenizer's first tokens."""
     match = START.match(text)
     return text[match.end() :] if match else text
@@ -109,7 +109,7 @@ def digest(text: str) -> str:
 
 
 @cache
-def by_digest() -> dict[str, RendererSpec]:
+def map_by_digest() -> dict[str, RendererSpec]:
     """SHA-256 of a template's text -> its row of the table."""
     return {digest(template_text(spec, name)): spec for spec in RENDERERS.values() for name in spec.templates}
 

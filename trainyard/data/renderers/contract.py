@@ -36,7 +36,7 @@ NONE: frozenset[Flavour] = frozenset()
 
 
 class Termination(StrEnum):
-    """How a sampled turn ended."""
+    """End of a sampled turn."""
 
     STOP = "stop"
     """With one of the renderer's stop tokens; what follows it is not part of the turn."""
@@ -53,7 +53,7 @@ class Termination(StrEnum):
 
 @dataclass(frozen=True)
 class RendererSpec:
-    """One row of the table."""
+    """A row of the table."""
 
     name: str
     templates: Mapping[str, frozenset[Flavour]]

@@ -17,7 +17,7 @@ from functools import cache
 
 import jinja2
 
-from trainyard.data.renderers.choice import by_digest, digest, list_shipped, without_start
+from trainyard.data.renderers.choice import digest, list_shipped, map_by_digest, strip_start
 from trainyard.data.renderers.table import MARKED_TEMPLATES
 from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES, Unsupported
 from trainyard.errors import TrainyardError
@@ -39,14 +39,14 @@ class TemplateLimit(TrainyardError):
 
 def is_known(template: str) -> bool:
     """Whether a template may run in this process: it came with this package, or with the installed TRL."""
-    return digest(template) in known_digests() or digest(without_start(template)) in known_digests()
+    return digest(template) in list_digests() or digest(strip_start(template)) in list_digests()
 
 
 @cache
-def known_digests() -> frozenset[str]:
+def list_digests() -> frozenset[str]:
     """Return the digests of the templates of the table, of Trainyard's models, and of those that TRL ships."""
     texts = [*MARKED_TEMPLATES, *(path.read_text(encoding="utf-8") for path in list_shipped().values())]
-    return frozenset([*map(digest, texts), *by_digest()])
+    return frozenset([*map(digest, texts), *map_by_digest()])
 
 
 def open_limited(template: str) -> LimitedTemplate:
@@ -58,7 +58,7 @@ def open_limited(template: str) -> LimitedTemplate:
 
 
 class LimitedTemplate(LineChild):
-    """One template in its child. Thread-safe; the child starts with the first rendering."""
+    """A template in its child. Thread-safe; the child starts with the first rendering."""
 
     def __init__(self, template: str, *, cpu_s: float = CPU_S) -> None:
         super().__init__("trainyard.data.template_child", ChildLimits(cpu_s, MEMORY_BYTES))

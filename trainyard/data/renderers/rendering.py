@@ -22,7 +22,7 @@ from trainyard.data.renderers.turns import REFUSALS
 from trainyard.data.renderers.visibility import REASONING, Visibility, names_of_calls, shows_words
 from trainyard.data.rows import TEMPLATE_EXTRAS, Message
 from trainyard.json_types import JsonObject
-from trainyard.loading import load
+from trainyard.loading import load_object
 
 ANCHOR = "\x02"
 """Where an answer begins, for the parser of transformers, which looks for it in the prompt."""
@@ -68,7 +68,7 @@ class Renderer(TemplateText):
         """Ids of a text of this template; `start` says whether a sequence begins with it."""
         return self.control.ids(text, start=start)
 
-    def learned_ids(self, text: str, *, start: bool = False) -> list[int]:
+    def encode_answer(self, text: str, *, start: bool = False) -> list[int]:
         """Ids of an assistant's turn. Where the template has no stop token the end of text is added: a model that
         never sees an end does not learn to stop."""
         return self.ended(self.ids(text, start=start))
@@ -122,7 +122,7 @@ class Renderer(TemplateText):
 
         A turn of the assistant whose weight is 0 is shown, not learned.
         """
-        turns = list(map(turn_of, messages))
+        turns = list(map(build_turn, messages))
         whole = self.text(turns, tools)
         return self.split(whole, self.learned(turns, tools, whole), messages, turns)
 
@@ -160,7 +160,7 @@ class Renderer(TemplateText):
 
         Raises `TemplateError` for a conversation that the template refuses.
         """
-        turns = list(map(turn_of, messages))
+        turns = list(map(build_turn, messages))
         whole = self.text(turns, tools)
         spans = self.learned(turns, tools, whole)
         pieces = [
@@ -237,7 +237,7 @@ class Renderer(TemplateText):
         A lone turn without a text is a rated answer and is learned; one whose calls the template hides is not.
         Raises what `answered` raises.
         """
-        before, turns = list(map(turn_of, prompt)), [list(map(turn_of, answer)) for answer in answers]
+        before, turns = list(map(build_turn, prompt)), [list(map(build_turn, answer)) for answer in answers]
         texts, start = self.answer_texts(before, turns, tools)
         hidden: set[str] = set()
         examples: list[list[Piece]] = []
@@ -293,7 +293,7 @@ class Renderer(TemplateText):
             text = text.removeprefix(self.lead)
         grammar = {"defaults": {"role": "assistant"}, "start_anchor": ANCHOR, "fields": dict(self.spec.grammar)}
         try:
-            turn = load("transformers.utils.chat_parsing:parse_response")(text, grammar, prefix=ANCHOR + opened)
+            turn = load_object("transformers.utils.chat_parsing:parse_response")(text, grammar, prefix=ANCHOR + opened)
         except (ValueError, KeyError, TypeError):  # a call that is not JSON, or not the JSON of a call
             return Parsed({"role": "assistant", "content": text}, Termination.MALFORMED)
         calls = turn.get("tool_calls", [])
@@ -362,7 +362,7 @@ def has_texts(turn: Turn) -> bool:
     return bool(str(turn.get("content") or "").strip() or turn.get(REASONING) or turn.get("tool_calls"))
 
 
-def turn_of(message: Message | Turn) -> Turn:
+def build_turn(message: Message | Turn) -> Turn:
     """Return a message as chat templates expect it."""
     if not isinstance(message, Message):
         return message

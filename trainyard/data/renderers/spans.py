@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import encode_marked_chat, mark_cont
 from trainyard.data.renderers.choice import recognise_template
 from trainyard.data.renderers.contract import RendererSpec, Tools, Turn
 from trainyard.data.renderers.limited import LimitedTemplate, is_known, open_limited
-from trainyard.data.renderers.turns import REFUSALS, as_blocks, in_order, refusals, with_arguments
+from trainyard.data.renderers.turns import REFUSALS, refusals, sort_results, to_blocks, with_arguments
 
 OPEN, CLOSE = "\U000f0000", "\U000f0001"
 MARKERS = re.compile(f"[{OPEN}{CLOSE}]")
@@ -65,7 +65,7 @@ class Control:
         ]  # fmt: skip
         """Whether a text is encoded alike at the start and elsewhere; SentencePiece may put a space before a start."""
 
-    def marked(self, turns: list[Turn]) -> list[Turn]:
+    def mark_turns(self, turns: list[Turn]) -> list[Turn]:
         """Return the turns with control tokens marked; roles are not data and stay as they are."""
         return [
             {
@@ -115,7 +115,7 @@ def remove_marks(text: str) -> str:
 
 
 class TemplateText:
-    """What a template writes, with the control tokens of the users marked. Everything is probed when it is needed."""
+    """Text that a template writes, with the control tokens of the users marked. Probed when it is needed."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, spec: RendererSpec | None = None, template: str | None = None
@@ -141,7 +141,7 @@ class TemplateText:
     def written(self, turns: list[Turn], tools: Tools | None, *, ask: bool) -> str:
         template = self.template if self.is_trusted else self.variables
         rendered = self.tokenizer.apply_chat_template(
-            self.control.marked(turns),
+            self.control.mark_turns(turns),
             tools=self.control.text(tools),
             chat_template=template,
             tokenize=False,
@@ -163,15 +163,15 @@ class TemplateText:
         """The turns in the form that the template takes: contents as text or blocks, arguments as objects or text, and
         results in the order of their calls. Raises `TemplateRefusal` for arguments that are not an object."""
         if any(turn.get("tool_calls") for turn in turns):
-            turns = [with_arguments(turn, as_text=self.wants_argument_text) for turn in in_order(turns)]
-        return as_blocks(turns) if self.wants_blocks else turns
+            turns = [with_arguments(turn, as_text=self.wants_argument_text) for turn in sort_results(turns)]
+        return to_blocks(turns) if self.wants_blocks else turns
 
     # What is known about the template
 
     @cached_property
     def wants_blocks(self) -> bool:
         """Whether a content has to be a list of blocks, as in templates of models that see pictures."""
-        results = [ASKED["content"] in self.attempt(turns, ask=True) for turns in ([ASKED], as_blocks([ASKED]))]
+        results = [ASKED["content"] in self.attempt(turns, ask=True) for turns in ([ASKED], to_blocks([ASKED]))]
         return results == [False, True]
 
     @cached_property
@@ -180,7 +180,7 @@ class TemplateText:
         function = {"name": "weigh", "arguments": {"fruit": "kiwi"}}
         called: Turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
         forms = [[ASKED, with_arguments(called, as_text=as_text)] for as_text in (False, True)]
-        results = [bool(self.attempt(as_blocks(form) if self.wants_blocks else form, ask=False)) for form in forms]
+        results = [bool(self.attempt(to_blocks(form) if self.wants_blocks else form, ask=False)) for form in forms]
         return results == [False, True]
 
     def attempt(self, turns: list[Turn], *, ask: bool) -> str:
@@ -248,9 +248,9 @@ class TemplateText:
     def border(self, first: str, other: str) -> int:
         """Where two texts part, moved to the start of a control token of either that it would cut."""
         position = common_prefix(first, other)
-        return min(self.outside_tokens(text, position) for text in (first, other))
+        return min(self.move_outside_tokens(text, position) for text in (first, other))
 
-    def outside_tokens(self, text: str, position: int) -> int:
+    def move_outside_tokens(self, text: str, position: int) -> int:
         matches = self.control.anyone.finditer(text, max(0, position - self.control.longest))
         return next((match.start() for match in matches if match.start() < position < match.end()), position)
 

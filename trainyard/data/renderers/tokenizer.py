@@ -32,7 +32,7 @@ from trainyard.data.renderers.choice import AUTO, ChosenTemplate, choose_templat
 from trainyard.data.renderers.limited import is_known, open_limited
 from trainyard.data.template_child import MARGIN_CHARS, answer, environment
 from trainyard.json_types import JsonObject
-from trainyard.loading import load
+from trainyard.loading import load_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +50,7 @@ def load_tokenizer(location: str) -> PreTrainedTokenizerBase:
     collects = gc.isenabled()
     gc.disable()  # the import makes a million objects that stay
     try:
-        auto_tokenizer = load("transformers:AutoTokenizer")
+        auto_tokenizer = load_object("transformers:AutoTokenizer")
     finally:
         if collects:
             gc.enable()

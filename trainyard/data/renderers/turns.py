@@ -48,12 +48,12 @@ SHOWN_CHARS = 80
 """Characters of wrong arguments that an error quotes."""
 
 
-def as_blocks(turns: list[Turn]) -> list[Turn]:
+def to_blocks(turns: list[Turn]) -> list[Turn]:
     """Return the turns with their contents as lists of one text block."""
     return [{**turn, "content": [{"type": "text", "text": turn.get("content") or ""}]} for turn in turns]
 
 
-def in_order(turns: list[Turn]) -> list[Turn]:
+def sort_results(turns: list[Turn]) -> list[Turn]:
     """Return the turns with the results of a turn's calls in the order of the calls.
 
     Most templates write no ids, so a model distinguishes results by their order. A run of results stays as it is unless
@@ -81,10 +81,10 @@ def with_arguments(turn: Turn, *, as_text: bool) -> Turn:
     """
     if not turn.get("tool_calls"):
         return turn
-    return {**turn, "tool_calls": [in_form(call, as_text=as_text) for call in turn["tool_calls"]]}
+    return {**turn, "tool_calls": [convert_call(call, as_text=as_text) for call in turn["tool_calls"]]}
 
 
-def in_form(call: JsonObject, *, as_text: bool) -> JsonObject:
+def convert_call(call: JsonObject, *, as_text: bool) -> JsonObject:
     function = call.get("function")
     if not isinstance(function, Mapping):
         return call

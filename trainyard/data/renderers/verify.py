@@ -1,4 +1,4 @@
-"""What `trainyard renderers verify` prints: every template of the table, tried with a tokenizer that is built here.
+"""Verification behind `trainyard renderers verify`: every template, tried with a tokenizer that is built here.
 
 No model and no network: a byte-level BPE tokenizer is trained on a few sentences and given the special tokens that the
 template's text names.
@@ -26,7 +26,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trainyard.data.renderers.choice import digest, list_shipped, named, read, recognise_template, template_text
+from trainyard.data.renderers.choice import digest, find_renderer, list_shipped, read, recognise_template, template_text
 from trainyard.data.renderers.contract import Flavour, RendererSpec, Tools, Turn
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.spans import REFUSALS, TemplateText
@@ -73,7 +73,7 @@ def assistant(text: str, **more: Any) -> Turn:
     return {"role": "assistant", "content": text, **more}
 
 
-def result(text: str, call_id: str) -> Turn:
+def build_result(text: str, call_id: str) -> Turn:
     return {"role": "tool", "name": "weigh_fruit", "tool_call_id": call_id, "content": text}
 
 
@@ -109,7 +109,7 @@ def samples(flavour: Flavour) -> list[Sample]:
     thought_too = ("thought number",) if thinks else ()
     plain = Sample(talk(flavour), ("And a stone?", "Yes.", *thought_too))
     more = [thought(n) if thinks else {} for n in range(3)]
-    used = [assistant("", tool_calls=[CALL], **more[0]), result("it weighs 80 gram", "call00001")]
+    used = [assistant("", tool_calls=[CALL], **more[0]), build_result("it weighs 80 gram", "call00001")]
     answered = [assistant("80 gram.", **more[1]), QUESTIONS[1], assistant("Yes.", **more[2])]
     called = Sample([QUESTIONS[0], *used, *answered], ("quince", "it weighs", *thought_too), TOOLS)
     return {Flavour.TOOLS: [called], Flavour.THOUGHTS: [plain, called]}.get(flavour, [plain])
@@ -123,7 +123,7 @@ LONG_FLAVOURS = frozenset({Flavour.PLAIN, Flavour.TOOLS})
 """Kinds that are tried in a long conversation: a window hides messages whether there is a system message or not."""
 
 
-def hidden_by(renderer: TemplateText, flavour: Flavour) -> str:
+def find_hidden(renderer: TemplateText, flavour: Flavour) -> str:
     """Return what a conversation of many exchanges does not show; empty if it shows all that a short one does.
 
     Judged by the texts that each message is alone in having.
@@ -133,7 +133,7 @@ def hidden_by(renderer: TemplateText, flavour: Flavour) -> str:
         turns.append(user(f"question-{number:03}"))
         if flavour is Flavour.TOOLS:
             call = {**CALL, "id": f"call{number:05}"}  # of its own, which some templates look up
-            turns += [assistant("", tool_calls=[call]), result(f"result-{number:03}", call["id"])]
+            turns += [assistant("", tool_calls=[call]), build_result(f"result-{number:03}", call["id"])]
         turns.append(assistant(f"answer-{number:03}"))
     try:
         text = renderer.text(turns, TOOLS if flavour is Flavour.TOOLS else None)
@@ -169,18 +169,19 @@ def measure(renderer: TemplateText) -> TemplateProbe:
             relations for sample in samples(flavour) if (relations := relate(renderer, sample)) is not None
         ]
         if sample_relations:
-            hidden = hidden_by(renderer, flavour) if flavour in LONG_FLAVOURS else ""
+            hidden = find_hidden(renderer, flavour) if flavour in LONG_FLAVOURS else ""
             history = not hidden and all(entry.history for entry in sample_relations)
             by_flavour[flavour] = Relations(all(entry.prompt for entry in sample_relations), history, hidden)
     return TemplateProbe(by_flavour)
 
 
 def wrong_flag(name: str, claimed: frozenset[Flavour], actual: frozenset[Flavour]) -> InvalidInput:
-    def words(flavours: frozenset[Flavour]) -> str:
+    def format_flavours(flavours: frozenset[Flavour]) -> str:
         return ", ".join(flavour.value for flavour in Flavour if flavour in flavours) or "none"
 
     return InvalidInput(
-        f"The template {name} is listed as extending its turns in: {words(claimed)}. Probed: {words(actual)}.",
+        f"The template {name} is listed as extending its turns in: {format_flavours(claimed)}. "
+        f"Probed: {format_flavours(actual)}.",
         why="A wrong flag would train on, or cache, token sequences that the model never sees.",
         do="Correct the row in trainyard/data/renderers to what was probed.",
         code="E-CHAT-TEMPLATE",
@@ -223,7 +224,7 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Verified:
-    """One template of the table."""
+    """A template of the table."""
 
     renderer: str
     template: str
@@ -237,7 +238,7 @@ class Verified:
 
 
 @cache
-def trained_backend() -> str:
+def name_backend() -> str:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -252,7 +253,7 @@ def toy_tokenizer(template: str, spec: RendererSpec = DEFAULT) -> PreTrainedToke
     added, the others special, as in the models that the templates come from."""
     named = sorted({*TOKEN.findall(template), *spec.stops, *spec.tokens})
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(trained_backend()),
+        tokenizer_object=Tokenizer.from_str(name_backend()),
         bos_token="<s>", eos_token="</s>", pad_token="<pad>", chat_template=template,
         clean_up_tokenization_spaces=False,
     )  # fmt: skip
@@ -275,7 +276,7 @@ def verify(names: frozenset[str] = frozenset()) -> list[Verified]:
         if name not in templates
     ]
     for name in sorted(names - {name for spec, template, _ in rows for name in (spec.name, template)}):
-        named(name)
+        find_renderer(name)
     return [verify_template(*row) for row in rows if not names or row[0].name in names or row[1] in names]
 
 

@@ -63,7 +63,7 @@ class Visibility:
 
         `texts` are the renderings without marks of control tokens, each of the first so many turns (`lengths`).
         """
-        structure = (tuple(map(structure_of, turns)), bool(tools), tuple(lengths))
+        structure = (tuple(map(outline_turn, turns)), bool(tools), tuple(lengths))
         if structure not in self.by_structure:
             self.by_structure[structure] = self.search_marks(turns, bool(tools), lengths)
         hidden = set(self.by_structure[structure])
@@ -136,7 +136,7 @@ def name_turns(turns: list[Turn]) -> list[Turn]:
     ]
 
 
-def functions_of(turn: Turn) -> list[Mapping[str, object]]:
+def list_functions(turn: Turn) -> list[Mapping[str, object]]:
     """Return the functions of the calls of a turn: {name, arguments}."""
     calls = turn.get("tool_calls") or ()
     listed = [call.get("function", call) for call in calls if isinstance(call, Mapping)]
@@ -145,7 +145,7 @@ def functions_of(turn: Turn) -> list[Mapping[str, object]]:
 
 def names_of_calls(turn: Turn) -> list[str]:
     """Return the functions that a turn calls."""
-    return [str(function["name"]) for function in functions_of(turn) if function.get("name")]
+    return [str(function["name"]) for function in list_functions(turn) if function.get("name")]
 
 
 def list_parts(turn: Turn) -> Iterator[Part]:
@@ -155,7 +155,7 @@ def list_parts(turn: Turn) -> Iterator[Part]:
     for kind, value in {**fields, NAME: turn.get(NAME)}.items():
         if isinstance(value, str) and (text := value.strip()):
             yield kind, text
-    for function in functions_of(turn):
+    for function in list_functions(turn):
         if function.get("name"):
             yield CALLS, str(function["name"])
         arguments = read_arguments(function.get("arguments"), str(function.get("name")))
@@ -194,7 +194,7 @@ def list_texts(value: object) -> Iterator[str]:
             yield from list_texts(part)
 
 
-def structure_of(turn: Turn) -> tuple[Any, ...]:
+def outline_turn(turn: Turn) -> tuple[Any, ...]:
     """Return what a turn has, without its texts."""
     content = turn.get("content")
     return (
@@ -202,7 +202,7 @@ def structure_of(turn: Turn) -> tuple[Any, ...]:
         bool(isinstance(content, str) and content.strip()),
         bool(turn.get(REASONING)),
         bool(turn.get(NAME)),
-        tuple(bool(function.get("arguments") not in (None, "", {}, "{}", "null")) for function in functions_of(turn)),
+        tuple(bool(function.get("arguments") not in (None, "", {}, "{}", "null")) for function in list_functions(turn)),
     )
 
 
@@ -213,7 +213,7 @@ def mark_turn(turn: Turn, number: int) -> Turn:
         if isinstance(turn.get(field), str) and turn[field].strip():
             marked[field] = f"m{letter}{number:04}z"
     if turn.get("tool_calls"):
-        has_arguments = structure_of(turn)[-1]
+        has_arguments = outline_turn(turn)[-1]
         calls = [call for call in turn["tool_calls"] if isinstance(call, Mapping)]
         marked["tool_calls"] = [
             mark_call(call, f"{number:04}x{at:03}z", with_arguments)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
-from trainyard.compute.supervise import DesiredState, Status, always_run, supervise
+from trainyard.compute.supervise import DesiredState, Status, keep_running, supervise
 from trainyard.data.generation.candidates import CANDIDATES_FILE, Scored, keep_best
 from trainyard.data.generation.rows import ACCOUNTING_FILE
 from trainyard.errors import Conflict, from_fields
@@ -49,7 +49,7 @@ def choose_best(
     *,
     threads: int,
     seed: int,
-    desired_state: Callable[[], DesiredState] = always_run,
+    desired_state: Callable[[], DesiredState] = keep_running,
     on_event: Callable[[JsonObject], None] = ignore,
 ) -> Produced:
     """Return the generator's result in `folder` with the best answer to each question in the place of the first one.

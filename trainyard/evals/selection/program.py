@@ -27,8 +27,8 @@ from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.evals.model import pick_device
 from trainyard.evals.selection.choosing import SCORES_FILE, SelectionJob
 from trainyard.train.methods.loading import training_record
-from trainyard.train.model.positions import context_of
-from trainyard.train.rl.reward_model import RewardModelScorer, load_reward_model, own_tokenizer, source_of
+from trainyard.train.model.positions import find_context
+from trainyard.train.rl.reward_model import RewardModelScorer, find_source, load_own_tokenizer, load_reward_model
 
 AT_ONCE = 256
 """Questions that are read, scored and written together."""
@@ -112,16 +112,16 @@ class AnswerJudge:
         except TemplateError as error:
             self.refused[str(error)] += 1
             return None
-        ids = [*self.renderer.ids(prompt), *self.renderer.learned_ids(reply)]
+        ids = [*self.renderer.ids(prompt), *self.renderer.encode_answer(reply)]
         return ids if self.context is None or len(ids) <= self.context else None
 
 
 def load_judge(job: SelectionJob) -> AnswerJudge:
     """Return the reward model of a job, on its device."""
     record = training_record(job.reward_model)
-    source = source_of(job.reward_model, str(record.get("base_path", "")), str(record.get("base_sha256", "")))
-    tokenizer = own_tokenizer(source)
+    source = find_source(job.reward_model, str(record.get("base_path", "")), str(record.get("base_sha256", "")))
+    tokenizer = load_own_tokenizer(source)
     model = load_reward_model(source, pick_device(job.device), job.seed)
     return AnswerJudge(
-        RewardModelScorer(model, int(tokenizer.pad_token_id or 0)), Renderer(tokenizer), context_of(model.config)
+        RewardModelScorer(model, int(tokenizer.pad_token_id or 0)), Renderer(tokenizer), find_context(model.config)
     )

@@ -79,7 +79,7 @@ def _rebuild(kind: type[ServerError], fields: dict[str, str], status: int | None
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """One reply. `attempts` is 1 when the first request was answered."""
+    """A reply. `attempts` is 1 when the first request was answered."""
 
     text: str
     finish_reason: str
@@ -113,7 +113,7 @@ _CHAT = msgspec.json.Decoder(_Chat)
 
 
 class _Failure(Exception):
-    """One attempt failed; becomes a `ServerError` when no attempt is left."""
+    """An attempt failed; becomes a `ServerError` when no attempt is left."""
 
     def __init__(
         self, kind: type[ServerError], detail: str, *, status: int | None = None, retry_after: float | None = None
@@ -334,7 +334,7 @@ class ChatClient:
             ServerRefused,
             self._server_message(body),
             status=response.status,
-            retry_after=seconds_of(response.headers.get("retry-after")),
+            retry_after=parse_retry_after(response.headers.get("retry-after")),
         )
 
     async def _read(self, stream: aiohttp.StreamReader) -> bytes:
@@ -399,7 +399,7 @@ def advice(kind: type[ServerError], status: int | None) -> str:
     return STATUS_ADVICE.get(status or 0, ADVICE[kind])
 
 
-def seconds_of(retry_after: str | None) -> float | None:
+def parse_retry_after(retry_after: str | None) -> float | None:
     """Retry-After in seconds; a date or nonsense counts as absent (RFC 9110 section 10.2.3 allows both forms)."""
     if retry_after is None or not re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after.strip()):
         return None

@@ -19,7 +19,7 @@ AT_ONCE, RETRIES, MOST_TOKENS = 8, 10, 64
 
 @dataclass(frozen=True)
 class JudgeServer:
-    """Where a judge answers; called, it gives the replies to prompts."""
+    """Client of a judge; called, it gives the replies to prompts."""
 
     base_url: str
     model: str

@@ -19,7 +19,7 @@ A, B, MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter; `a[module]` is (rank, in), `b[module]` (out, rank), `m[module]` (out) for DoRA."""
+    """An adapter; `a[module]` is (rank, in), `b[module]` (out, rank), `m[module]` (out) for DoRA."""
 
     config: JsonObject
     """PEFT's `adapter_config.json`."""

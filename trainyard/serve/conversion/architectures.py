@@ -1,4 +1,4 @@
-"""What a layout can take, seen from configs alone: the adapter's and its base's. Reads no weights, imports no numpy."""
+"""Limits of a layout, seen from configs alone: the adapter's and its base's. Reads no weights, imports no numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainyard.spec.axes.latent import LATENT_FILE
 
 
 class Layout(StrEnum):
-    """Whose files an adapter is in."""
+    """Layout of an adapter's files."""
 
     PEFT = "peft"
     MLX = "mlx"
@@ -23,7 +23,7 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True)
 class Architecture:
-    """How llama.cpp calls a family of models."""
+    """Names of a family of models in llama.cpp."""
 
     name: str
     permuted: bool = False
@@ -45,7 +45,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 @dataclass(frozen=True)
 class Base:
-    """What of a base's config decides the names and the order of rows."""
+    """Settings of a base that decide the names and the order of rows."""
 
     architecture: Architecture
     blocks: int
@@ -61,7 +61,7 @@ class Base:
         kv_heads = int(config.get("num_key_value_heads") or heads)
         return cls(ARCHITECTURES[kind], int(config["num_hidden_layers"]), heads, kv_heads)
 
-    def heads_of(self, module: str) -> int:
+    def count_heads(self, module: str) -> int:
         """Heads whose rows are reordered in this module; 0 if none are."""
         if not self.architecture.permuted:
             return 0

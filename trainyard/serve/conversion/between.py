@@ -34,11 +34,11 @@ class Ways:
     from_peft: Callable[[Path, Path, Path | None], None]
 
 
-def copied(source: Path, target: Path, _base: Path | None) -> None:
+def copy_adapter(source: Path, target: Path, _base: Path | None) -> None:
     write_adapter(read_adapter(source), target)
 
 
-def needed(base: Path | None) -> Path:
+def require_base(base: Path | None) -> Path:
     if base is None:
         raise InvalidInput(
             "The base of the adapter is not known.",
@@ -50,19 +50,19 @@ def needed(base: Path | None) -> Path:
 
 
 LAYOUTS: dict[Layout, Ways] = {
-    Layout.PEFT: Ways(copied, copied),
+    Layout.PEFT: Ways(copy_adapter, copy_adapter),
     Layout.MLX: Ways(
         lambda source, target, base: mlx_to_peft(source, target, str(base or "")),
         lambda source, target, _: peft_to_mlx(source, target),
     ),
     Layout.GGUF: Ways(
-        lambda source, target, base: gguf_to_peft(source, target, needed(base)),
-        lambda source, target, base: peft_to_gguf(source, target, needed(base)),
+        lambda source, target, base: gguf_to_peft(source, target, require_base(base)),
+        lambda source, target, base: peft_to_gguf(source, target, require_base(base)),
     ),
 }
 
 
-def layout_of(source: Path) -> Layout:
+def detect_layout(source: Path) -> Layout:
     """Return the layout of an adapter, seen from its files. Raises `NotFound` (`E-ADAPTER-NOT-FOUND`)."""
     if source.is_file() and source.suffix == GGUF_ENDING:
         return Layout.GGUF
@@ -93,7 +93,7 @@ def convert(
     Raises `Conflict` (`E-FILE-EXISTS`),
     `NotFound` (`E-ADAPTER-NOT-FOUND`), `InvalidInput` (`E-CONVERT`, `E-ADAPTER-INVALID`) and `Corrupt`.
     """
-    layout = layout_of(source)
+    layout = detect_layout(source)
     if target.exists():
         raise Conflict(
             f"{target} exists already.",

@@ -18,7 +18,7 @@ from trainyard.stores.whole import new_file
 PROGRAM = "trainyard.serve.conversion.to_gguf"
 
 
-def tools_of(environment: Path) -> Path:
+def find_tools(environment: Path) -> Path:
     """llama.cpp's programs and converter inside its environment."""
     return environment / "llama.cpp"
 
@@ -38,14 +38,14 @@ def base_gguf(folder: Path, settings: Settings, environment: Path) -> Path:
 
 def find_kept(folder: Path, settings: Settings, environment: Path) -> Path:
     """Where the GGUF file of a model is kept: named by what is in the model and by the converter's release."""
-    release = tools_of(environment) / "build.json"
+    release = find_tools(environment) / "build.json"
     built = json.loads(release.read_text(encoding="utf-8")) if release.is_file() else {}
     content = model_sha256(folder, digests=settings.models / ".digests.json")
     return settings.models / "gguf" / f"{digest({'model': content, 'built': built})[:32]}.gguf"
 
 
 def convert(folder: Path, target: Path, environment: Path) -> None:
-    argv = [sys.executable, "-P", "-m", PROGRAM, str(tools_of(environment)), str(folder), str(target)]
+    argv = [sys.executable, "-P", "-m", PROGRAM, str(find_tools(environment)), str(folder), str(target)]
     ran = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
         env=child_environment(), umask=UMASK,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from trainyard.errors import Corrupt, TrainyardError
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.serve.conversion.adapters import Adapter, peft_config, read_adapter, write_adapter
 from trainyard.serve.conversion.architectures import Base, base_config, make_refusal
 from trainyard.serve.conversion.tensors import Tensor, Tensors
@@ -45,10 +45,10 @@ def peft_to_gguf(source: Path, target: Path, base: Path) -> None:
 
     Raises as `read_adapter`, and `InvalidInput` (`E-ADAPTER-INVALID`) for DoRA, an unknown architecture or module.
     """
-    adapter, shape, gguf = read_adapter(source), Base.of(base_config(base)), load("gguf")
+    adapter, shape, gguf = read_adapter(source), Base.of(base_config(base)), load_object("gguf")
     if adapter.m:
         raise make_refusal("It is a DoRA adapter, and a GGUF adapter has no magnitudes.")
-    named = names(gguf, shape)
+    named = map_names(gguf, shape)
     target.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(str(target), shape.architecture.name)
     writer.add_type("adapter")
@@ -58,7 +58,7 @@ def peft_to_gguf(source: Path, target: Path, base: Path) -> None:
     for module in adapter.modules:
         if module not in named:
             raise make_refusal(f"llama.cpp has no name for its module {module}.")
-        heads = shape.heads_of(module)
+        heads = shape.count_heads(module)
         b = adapter.b[module]
         parts = {"a": adapter.a[module], "b": Tensor(b.dtype, reorder(b.bits, heads)) if heads else b}
         for part, tensor in parts.items():
@@ -88,7 +88,7 @@ def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
     """
     shape = Base.of(base_config(base))
     try:
-        adapter = adapter_of(source, shape, str(base))
+        adapter = read_gguf_adapter(source, shape, str(base))
     except TrainyardError:  # some of these are ValueErrors, too
         raise
     except DAMAGED as error:
@@ -99,41 +99,41 @@ def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
     write_adapter(adapter, target)
 
 
-def adapter_of(source: Path, shape: Base, base: str) -> Adapter:
+def read_gguf_adapter(source: Path, shape: Base, base: str) -> Adapter:
     """Return the adapter in a GGUF file, with the rows as transformers has them."""
     from trainyard.serve.conversion.gguf_files import WholeFileReader  # its base class is from gguf, which is optional
 
-    gguf, reader = load("gguf"), WholeFileReader(str(source))
+    gguf, reader = load_object("gguf"), WholeFileReader(str(source))
     alpha = reader.get_field("adapter.lora.alpha")
-    if alpha is None or value(reader, "general.architecture") != shape.architecture.name:
+    if alpha is None or read_value(reader, "general.architecture") != shape.architecture.name:
         raise make_refusal(f"{source.name} is not a low-rank adapter for the architecture {shape.architecture.name}.")
-    modules = {name: module for module, name in names(gguf, shape).items()}
+    modules = {name: module for module, name in map_names(gguf, shape).items()}
     parts: dict[str, Tensors] = {"a": {}, "b": {}}
     for tensor in reader.tensors:
         part = next((part for part, ending in ENDINGS.items() if tensor.name.endswith(ending)), None)
         module = modules.get(tensor.name.removesuffix(ENDINGS[part])) if part else None
         if part is None or module is None:
             raise make_refusal(f"It contains {tensor.name!r}, which is not part of a low-rank pair.")
-        weight = taken_out(tensor)
-        heads = shape.heads_of(module) if part == "b" else 0
+        weight = read_tensor(tensor)
+        heads = shape.count_heads(module) if part == "b" else 0
         parts[part][module] = Tensor(weight.dtype, reorder(weight.bits, heads, back=True)) if heads else weight
     if not parts["a"] or parts["a"].keys() != parts["b"].keys():
         raise Corrupt(f"The adapter {source} is half of one.", do="Train it again.", code="E-CORRUPT")
-    config_text = value(reader, CONFIG_KEY)
-    config = json.loads(config_text) if config_text else config_of(parts, float(alpha.contents()), base)
+    config_text = read_value(reader, CONFIG_KEY)
+    config = json.loads(config_text) if config_text else build_config(parts, float(alpha.contents()), base)
     if not isinstance(config, dict):
         raise ValueError(f"{CONFIG_KEY} is not a config")
     return Adapter(config, parts["a"], parts["b"])
 
 
-def config_of(parts: dict[str, Tensors], alpha: float, base: str) -> dict[str, object]:
+def build_config(parts: dict[str, Tensors], alpha: float, base: str) -> dict[str, object]:
     ranks = {tensor.shape[0] for tensor in parts["a"].values()}
     if len(ranks) != 1:
         raise make_refusal(f"Its modules have different ranks ({', '.join(map(str, sorted(ranks)))}).")
     return peft_config(rank=ranks.pop(), alpha=alpha, dropout=0.0, modules=sorted(parts["a"]), dora=False, base=base)
 
 
-def taken_out(tensor: Any) -> Tensor:
+def read_tensor(tensor: Any) -> Tensor:
     """Return a tensor of a GGUF file, where shapes are in reverse order."""
     shape = tuple(int(size) for size in reversed(tensor.shape))
     dtype = tensor.tensor_type.name
@@ -143,7 +143,7 @@ def taken_out(tensor: Any) -> Tensor:
     return Tensor(dtype, np.frombuffer(tensor.data.tobytes(), dtype=f"<u{width}").reshape(shape))
 
 
-def names(gguf: Any, shape: Base) -> dict[str, str]:
+def map_names(gguf: Any, shape: Base) -> dict[str, str]:
     """Our name of a linear module -> llama.cpp's, for every block and for the output layer."""
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == shape.architecture.name)
     tensor_names = gguf.get_tensor_name_map(arch, shape.blocks).mapping
@@ -153,6 +153,6 @@ def names(gguf: Any, shape: Base) -> dict[str, str]:
     return {module: name for module, (_, name) in tensor_names.items() if module in modules}
 
 
-def value(reader: Any, key: str) -> str | None:
+def read_value(reader: Any, key: str) -> str | None:
     field = reader.get_field(key)
     return str(field.contents()) if field else None

@@ -70,7 +70,7 @@ def converter_environment(settings: Settings) -> Path:
 
 
 def has_converter(settings: Settings) -> bool:
-    return (gguf_files.tools_of(converter_environment(settings)) / "convert_hf_to_gguf.py").is_file()
+    return (gguf_files.find_tools(converter_environment(settings)) / "convert_hf_to_gguf.py").is_file()
 
 
 def require_converter(settings: Settings, dtype: DType) -> Path:

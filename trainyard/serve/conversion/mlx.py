@@ -23,8 +23,8 @@ def peft_to_mlx(source: Path, target: Path) -> None:
     """Write the PEFT adapter in `source` as mlx-lm reads it. Raises as `read_adapter`."""
     adapter = read_adapter(source)
     target.mkdir(parents=True, exist_ok=True)
-    left = {f"{module}.lora_a": tensor.transposed() for module, tensor in adapter.a.items()}
-    right = {f"{module}.lora_b": tensor.transposed() for module, tensor in adapter.b.items()}
+    left = {f"{module}.lora_a": tensor.transpose() for module, tensor in adapter.a.items()}
+    right = {f"{module}.lora_b": tensor.transpose() for module, tensor in adapter.b.items()}
     write_tensors(
         target / MLX_FILE, {**left, **right, **{f"{module}.m": tensor for module, tensor in adapter.m.items()}}
     )
@@ -57,7 +57,7 @@ def mlx_to_peft(source: Path, target: Path, base: str = "") -> None:
             raise make_refusal(f"It contains {name}, which is not part of a low-rank pair.")
         if part != "m" and len(tensor.shape) != 2:
             raise make_refusal(f"{module} is a layer of experts, for which PEFT has no such matrices.")
-        parts[part][module] = tensor if part == "m" else tensor.transposed()
+        parts[part][module] = tensor if part == "m" else tensor.transpose()
     if not parts["lora_a"] or parts["lora_a"].keys() != parts["lora_b"].keys():
         raise Corrupt(f"The adapter in {source} is half of one.", do="Train it again.", code="E-CORRUPT")
     config = config.get("peft") or to_peft_config(config, parts, base)

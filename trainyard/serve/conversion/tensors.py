@@ -20,7 +20,7 @@ BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file; `bits` are its elements as unsigned integers of their width."""
+    """A tensor of a file; `bits` are its elements as unsigned integers of their width."""
 
     dtype: str
     bits: np.ndarray[Any, Any]
@@ -29,7 +29,7 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.bits.shape)
 
-    def transposed(self) -> Tensor:
+    def transpose(self) -> Tensor:
         return Tensor(self.dtype, np.ascontiguousarray(self.bits.T))
 
 

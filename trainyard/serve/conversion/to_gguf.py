@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from trainyard.errors import InvalidInput
-from trainyard.loading import load
+from trainyard.loading import load_object
 
 GPT2_RULE = {"type": "ByteLevel", "use_regex": True}
 """GPT-2's rule as the tokenizers library spells it: its regular expression is the one that is built in there."""
 
 
-def rule_of(base: Path) -> str:
+def find_tokenizer_rule(base: Path) -> str:
     """llama.cpp's name of a tokenizer's rule, for one that its table of digests does not know.
 
     Raises `InvalidInput` (`E-CONVERT`).
@@ -40,12 +40,12 @@ def rule_of(base: Path) -> str:
     )
 
 
-def converter_of(base: Path) -> Any:
+def find_converter(base: Path) -> Any:
     """The converter class of the base's architecture, which asks the tokenizer where its own table has no answer.
 
     Raises `InvalidInput` (`E-CONVERT`) for an architecture that llama.cpp does not have.
     """
-    conversion = load("conversion")
+    conversion = load_object("conversion")
     hyper = conversion.ModelBase.load_hparams(base, False)
     architecture = conversion.get_model_architecture(hyper, conversion.ModelType.TEXT)
     try:
@@ -64,7 +64,7 @@ def converter_of(base: Path) -> Any:
             try:
                 return str(super().get_vocab_base_pre(tokenizer))
             except NotImplementedError:
-                return rule_of(base)
+                return find_tokenizer_rule(base)
 
     return Converter
 
@@ -79,8 +79,8 @@ def reach(tools: Path) -> None:
 def convert(tools: Path, base: Path, out: Path) -> None:
     """Write the GGUF file `out` of the model folder `base`."""
     reach(tools)
-    converter = converter_of(base)
-    kind = load("gguf").LlamaFileType.ALL_F32
+    converter = find_converter(base)
+    kind = load_object("gguf").LlamaFileType.ALL_F32
     with torch.inference_mode():
         converter(base, kind, out, model_name=base.name).write()
 

@@ -1,4 +1,4 @@
-"""Who was there: lists and tables of people as minutes have them.
+"""Attendees of a meeting: lists and tables of people as minutes have them.
 
     ## Present                          Attendees: Jane Doe (Acme), John Roe        | Name | Initials | Organisation |
     * Jane Doe (@jane) - Acme, CTO      Present:                                    |------|----------|--------------|
@@ -138,19 +138,19 @@ def begins_another(line: str) -> bool:
     return match is not None and line.rstrip(" *_").endswith(":") and not is_attendance(match["label"])
 
 
-def people_of(lines: list[str]) -> list[Attendee]:
+def read_people(lines: list[str]) -> list[Attendee]:
     """Return the people of a list's lines: items, plain lines, or names in a row."""
     people: list[Attendee] = []
     plain: list[str] = []
-    for entry in map(clean, joined(lines)):
+    for entry in map(clean, join_items(lines)):
         group = GROUP.match(entry)
         if group and is_group(group["label"], group["people"]):
             company = "" if is_attendance(group["label"]) else names.company_name(group["label"])
-            members = named(separate([group["people"]]))
+            members = read_entries(separate([group["people"]]))
             people += [Attendee(member.name, member.company or company) for member in members]
         else:
             plain.append(entry)
-    return named(separate(plain)) + people
+    return read_entries(separate(plain)) + people
 
 
 def is_group(label: str, people: str) -> bool:
@@ -158,7 +158,7 @@ def is_group(label: str, people: str) -> bool:
     return not is_entry(label) or ("," in people and all(is_entry(part) for part in people.split(",")))
 
 
-def joined(lines: list[str]) -> list[str]:
+def join_items(lines: list[str]) -> list[str]:
     """Return the items without their marks; a line that a comma ends continues in the next one.
 
     A plain line counts until the first item: what follows a list is text.
@@ -224,18 +224,18 @@ def pair(entry: str) -> list[str]:
     return sides if len(sides) == 2 and all(is_entry(side) for side in sides) else [entry]
 
 
-def named(entries: list[str]) -> list[Attendee]:
+def read_entries(entries: list[str]) -> list[Attendee]:
     """Return the people of entries of one person each. Initials in parentheses are known by the whole list."""
     matches = [match for entry in entries if (match := ENTRY.match(entry.strip())) and names.is_person(match["name"])]
     insides = [[bracket["inside"].strip() for bracket in BRACKETS.finditer(match["rest"] or "")] for match in matches]
-    initials = initials_of([(match["name"], inside) for match, inside in zip(matches, insides, strict=True)])
+    initials = find_initials([(match["name"], inside) for match, inside in zip(matches, insides, strict=True)])
     return [
         Attendee(match["name"].strip(), affiliation(match["name"], inside, match["rest"] or "", initials))
         for match, inside in zip(matches, insides, strict=True)
     ]
 
 
-def initials_of(entries: list[tuple[str, list[str]]]) -> frozenset[str]:
+def find_initials(entries: list[tuple[str, list[str]]]) -> frozenset[str]:
     """Which bracketed capitals abbreviate people.
 
     Initials belong to one person. When half of a list's different abbreviations fit their person, all of them do.
@@ -245,7 +245,7 @@ def initials_of(entries: list[tuple[str, list[str]]]) -> frozenset[str]:
     ]
     counts = Counter(inside for _, inside in abbreviations)
     single = [(name, inside) for name, inside in abbreviations if counts[inside] == 1]
-    fitting = {inside for name, inside in single if names.is_abbreviation_of(inside, name)}
+    fitting = {inside for name, inside in single if names.is_abbreviation(inside, name)}
     if len(fitting) > 1 and len(fitting) * 2 >= len(single):
         return frozenset(inside for _, inside in single)
     return frozenset(fitting)
@@ -257,7 +257,7 @@ def affiliation(name: str, insides: list[str], rest: str, initials: frozenset[st
     separated = re.match(r"^(?:[,:/|–—\-]|from\b|of\b|at\b)\s*(?P<text>.*)$", outside)
     after = re.split(r"\s*[,;]\s*|\s+[/|–—\-]\s+", separated["text"] if separated else "")
     within = [part for inside in insides if inside not in initials for part in re.split(r"\s*[,;/]\s*", inside)]
-    for part in [*within, *(part for part in after if not names.is_abbreviation_of(part, name))]:
+    for part in [*within, *(part for part in after if not names.is_abbreviation(part, name))]:
         if names.is_address(part):
             break  # what follows a street is a place
         if company := names.company_name(part):
@@ -290,7 +290,7 @@ def people_of_table(table: list[list[str]], *, listed: bool) -> list[tuple[Atten
         texts = [full_name] if full_name.strip() else [cells[index] for index in columns if index < len(cells)]
         employer = next((names.company_name(cells[index]) for index in companies if index < len(cells)), "")
         for text in texts:
-            for person in people_of([text]):
+            for person in read_people([text]):
                 people.append((Attendee(person.name, employer or person.company), by_header))
     return people
 

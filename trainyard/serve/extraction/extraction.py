@@ -52,21 +52,21 @@ def build_schema() -> dict[str, object]:
     """The JSON Schema of an answer: closed objects, closed lists of kinds and of what a relation may join, caps."""
     name = {"type": "string", "minLength": 1, "maxLength": facts.NAME_CHARS}
     value = {"type": "string", "maxLength": facts.ATTRIBUTE_CHARS}
-    attributes = closed(dict.fromkeys(ATTRIBUTE_NAMES, value), required=())
-    entity = closed(
-        {"kind": one_of(facts.ENTITY_KINDS), "name": name, "attributes": attributes}, required=("kind", "name")
+    attributes = object_schema(dict.fromkeys(ATTRIBUTE_NAMES, value), required=())
+    entity = object_schema(
+        {"kind": enum_schema(facts.ENTITY_KINDS), "name": name, "attributes": attributes}, required=("kind", "name")
     )
     relations = [
-        closed(
+        object_schema(
             {
-                "kind": one_of((kind,)),
-                "source": closed({"kind": one_of(sorted(sources)), "name": name}),
-                "target": closed({"kind": one_of(sorted(targets)), "name": name}),
+                "kind": enum_schema((kind,)),
+                "source": object_schema({"kind": enum_schema(sorted(sources)), "name": name}),
+                "target": object_schema({"kind": enum_schema(sorted(targets)), "name": name}),
             }
         )
         for kind, (sources, targets) in facts.RELATION_KINDS.items()
     ]
-    return closed(
+    return object_schema(
         {
             "entities": {"type": "array", "maxItems": MAX_ENTITIES, "items": entity},
             "relations": {"type": "array", "maxItems": MAX_RELATIONS, "items": {"anyOf": relations}},
@@ -74,11 +74,11 @@ def build_schema() -> dict[str, object]:
     )
 
 
-def one_of(values: Sequence[str]) -> dict[str, object]:
+def enum_schema(values: Sequence[str]) -> dict[str, object]:
     return {"type": "string", "enum": list(values)}
 
 
-def closed(properties: Mapping[str, object], required: tuple[str, ...] | None = None) -> dict[str, object]:
+def object_schema(properties: Mapping[str, object], required: tuple[str, ...] | None = None) -> dict[str, object]:
     needed = list(properties) if required is None else list(required)
     return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
 
@@ -113,7 +113,7 @@ FENCE = re.compile(r"```(?:json)?\s*\n(?P<inside>.*?)\n?```", re.DOTALL)
 
 @dataclass(frozen=True)
 class Extraction:
-    """What one document names. Relations' ends are among the entities."""
+    """Facts extracted from one document. Relations' ends are among the entities."""
 
     entities: tuple[facts.Entity, ...]
     relations: tuple[facts.Relation, ...]
@@ -121,7 +121,7 @@ class Extraction:
 
 @dataclass(frozen=True)
 class Thinking:
-    """Whether a thinking model may reason before it answers, and for how many tokens."""
+    """Permission of a thinking model to reason before it answers, and its token budget."""
 
     on: bool = False
     max_tokens: int = THINKING_TOKENS
@@ -171,7 +171,7 @@ def prompt(document: str, stream: str, thinking: Thinking | None = None) -> Mess
     return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": body}]
 
 
-def document_of(messages: Messages) -> tuple[str, str]:
+def parse_prompt(messages: Messages) -> tuple[str, str]:
     """(document, stream) of a prompt that `prompt` made. Raises `InvalidInput` (`E-EXTRACTION`) for any other."""
     match = PROMPT.search(messages[-1].get("content", "")) if messages else None
     if match is None:
@@ -201,7 +201,7 @@ def parse(answer: str) -> Extraction:
     except orjson.JSONDecodeError as error:
         raise nonconforming(f"the answer is not valid JSON: {error}" if text else "the answer is empty") from error
     if (problem := best_match(VALIDATOR.iter_errors(value))) is not None:
-        raise nonconforming(described(problem))
+        raise nonconforming(describe_error(problem))
     entities = tuple(
         facts.Entity(entity["kind"], entity["name"], entity.get("attributes", {})) for entity in value["entities"]
     )
@@ -209,10 +209,10 @@ def parse(answer: str) -> Extraction:
         facts.Relation(relation["kind"], facts.Named(**relation["source"]), facts.Named(**relation["target"]))
         for relation in value["relations"]
     )
-    return settled(entities, relations)
+    return settle_facts(entities, relations)
 
 
-def settled(entities: tuple[facts.Entity, ...], relations: tuple[facts.Relation, ...]) -> Extraction:
+def settle_facts(entities: tuple[facts.Entity, ...], relations: tuple[facts.Relation, ...]) -> Extraction:
     """With cleaned names, each entity once, each relation's ends among the entities."""
     empty = facts.Mutation("any", "any", "any", "0" * 64, "any", entities, relations)
     try:
@@ -222,7 +222,7 @@ def settled(entities: tuple[facts.Entity, ...], relations: tuple[facts.Relation,
     return Extraction(mutation.entities, mutation.relations)
 
 
-def described(error: ValidationError) -> str:
+def describe_error(error: ValidationError) -> str:
     """Return a schema error in a line: where, and what is allowed there; of the value only its beginning."""
     path = "/".join(str(part) for part in error.absolute_path) or "the answer"
     return f"{path}: {error.validator} {str(error.validator_value)[:120]} fails for {str(error.instance)[:60]!r}"

@@ -1,4 +1,4 @@
-"""How names are written: the shapes of persons' and organisations' names, and the words that are never part of one.
+"""Spelling of names: the shapes of persons' and organisations' names, and the words that are never part of one.
 
 The rules know no list of names. They know the opposite: words of meetings, of groups and of roles that occur where a
 name could be. In running text a document itself says more: a word that it also writes in lower case is a word.
@@ -88,7 +88,7 @@ def is_person_in_text(name: str, common: frozenset[str]) -> bool:
     return is_person(name) and sum(word.casefold() in common for word in words) * 2 < len(words)
 
 
-def is_abbreviation_of(short: str, name: str) -> bool:
+def is_abbreviation(short: str, name: str) -> bool:
     """Whether capitals such as `JD` or `RPR` are made of a name.
 
     They begin with its first letter and have that of its last word, or are three letters of it or more in their order.

@@ -162,7 +162,7 @@ def extract(document: str) -> JsonObject:
 def read_lists(document: str, mentions: Mentions) -> None:
     """The lists and tables of those present, and tables with a column of people."""
     for lines in attendance.sections(document):
-        for attendee in attendance.people_of(lines):
+        for attendee in attendance.read_people(lines):
             mentions.add_attendee(attendee)
         read_tables("\n".join(lines), mentions, listed=True)
     read_tables(document, mentions, listed=False)
@@ -177,7 +177,7 @@ def read_tables(text: str, mentions: Mentions, *, listed: bool) -> None:
                 mentions.add("person", person["name"], **attributes)
 
 
-def kind_of(label: str, kinds: Mapping[str, str] = KIND_OF) -> str | None:
+def find_kind(label: str, kinds: Mapping[str, str] = KIND_OF) -> str | None:
     return kinds.get(label) or ("person" if attendance.is_attendance(label) else None)
 
 
@@ -187,7 +187,7 @@ def read_record(record: Record, mentions: Mentions, kinds: Mapping[str, str]) ->
     ends: dict[str, list[dict[str, str]]] = {kind: [] for kind in FIELDS}
     employers: list[dict[str, str]] = []
     for label, same in groupby(record, key=lambda pair: pair[0]):
-        kind, values = kind_of(label, kinds), [value.strip("[]") for _, value in same]
+        kind, values = find_kind(label, kinds), [value.strip("[]") for _, value in same]
         if label == "name" and all(map(names.COMPANY.fullmatch, values)):
             kind = "company"
         if kind == "person":
@@ -213,7 +213,7 @@ def is_sentence(text: str) -> bool:
 def read_people(values: list[str], attributes: dict[str, str], mentions: Mentions) -> list[dict[str, str]]:
     """Return the people of a field's values; returned are those whose organisation only their record may know."""
     ends = []
-    for attendee in attendance.people_of(values):
+    for attendee in attendance.read_people(values):
         end = mentions.add_attendee(attendee)
         if end is not None:
             mentions.add("person", end["name"], **attributes)
@@ -238,7 +238,7 @@ def join_record(ends: dict[str, list[dict[str, str]]], mentions: Mentions) -> No
 
 def read_prose(document: str, mentions: Mentions) -> None:
     for match in SPEAKER.finditer(document):
-        if kind_of(match["name"].lower()) is None:
+        if find_kind(match["name"].lower()) is None:
             mentions.add_person_of_text(match["name"])
     for match in IN_BRACKETS.finditer(document):
         read_brackets(match, mentions)
@@ -266,12 +266,12 @@ def read_prose(document: str, mentions: Mentions) -> None:
 def read_brackets(match: re.Match[str], mentions: Mentions) -> None:
     """`Jane Doe (Acme)`; an abbreviation of the name is not an organisation, and the name may not be a person's."""
     name, inside = mentions.whole_name(match["person"]), match["inside"].strip()
-    if normalise_name("person", name) in mentions.listed or names.is_abbreviation_of(inside, name):
+    if normalise_name("person", name) in mentions.listed or names.is_abbreviation(inside, name):
         return
     if inside.startswith("@") or inside in mentions.speakers:
         mentions.add_person_of_text(name)
         return
-    for attendee in attendance.named([f"{name} ({inside})"]):
+    for attendee in attendance.read_entries([f"{name} ({inside})"]):
         person = mentions.add_person_of_text(attendee.name) if attendee.company else None
         mentions.join("works_at", person, mentions.add("company", attendee.company) if person else None)
 
@@ -301,5 +301,5 @@ def answer(messages: extraction.Messages) -> str:
     """Return the reply of the model `rules` to a prompt of `extraction.prompt`. Raises `InvalidInput` for any other
     prompt.
     """
-    document, _stream = extraction.document_of(messages)
+    document, _stream = extraction.parse_prompt(messages)
     return json.dumps(extract(document), ensure_ascii=False, separators=(",", ":"))

@@ -26,7 +26,7 @@ from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.serve.extraction.rules import MODEL, answer
 from trainyard.serve.listening import AnnouncedServer, bind
-from trainyard.serve.protocol import ApiError, ChatRequest, from_trainyard, not_found, read_request
+from trainyard.serve.protocol import ApiError, ChatRequest, from_trainyard, not_found_error, read_request
 
 WARM_UP = "warm"
 CARD = {"id": MODEL, "object": "model", "owned_by": "trainyard", "root": MODEL, "parent": None}
@@ -43,7 +43,7 @@ class RulesServer:
         try:
             body = await read_request(ChatRequest, request)
             if body.model != MODEL:
-                raise not_found(body.model, [MODEL])
+                raise not_found_error(body.model, [MODEL])
             for name, value in (("stream", body.stream), ("n", (body.n or 1) > 1), ("tools", body.tools)):
                 if value:
                     raise ApiError(400, f"{name} is not supported by the model `rules`.", param=name)
@@ -69,7 +69,7 @@ class RulesServer:
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name != MODEL:
-            raise not_found(name, [MODEL])
+            raise not_found_error(name, [MODEL])
         return JSONResponse(CARD)
 
     async def metrics(self, _request: Request) -> Response:

@@ -40,13 +40,13 @@ SHARED = 2
 """Lines between a first and a last name, such as a middle one."""
 
 
-def plain(label: object) -> str:
+def normalize_label(label: object) -> str:
     return str(label).lower().replace("_", " ").strip()
 
 
 def first_and_last(value: JsonObject) -> str:
     """`{first: Jane, last: Doe}` -> `Jane Doe`; empty without both."""
-    parts = {plain(key): part for key, part in value.items() if isinstance(part, str)}
+    parts = {normalize_label(key): part for key, part in value.items() if isinstance(part, str)}
     first = next((parts[key] for key in GIVEN if key in parts), "").strip()
     last = next((parts[key] for key in FAMILY if key in parts), "").strip()
     return f"{first} {last}" if first and last else ""
@@ -58,7 +58,7 @@ def with_whole_names(document: str) -> list[str]:
     whole_lines: list[str] = []
     index = 0
     while index < len(lines):
-        name, after = name_at(lines, index)
+        name, after = read_name(lines, index)
         if name:
             indent = re.match(r"[\s\-]*", lines[index])
             whole_lines.append(f"{indent[0] if indent else ''}name: {name}")
@@ -69,16 +69,16 @@ def with_whole_names(document: str) -> list[str]:
     return whole_lines
 
 
-def name_at(lines: list[str], index: int) -> tuple[str, int]:
+def read_name(lines: list[str], index: int) -> tuple[str, int]:
     """(first and last name that begin at a line, the line after them), in either order."""
-    if not (first := PART_OF_NAME.match(lines[index])) or plain(first["key"]) not in (*GIVEN, *FAMILY):
+    if not (first := PART_OF_NAME.match(lines[index])) or normalize_label(first["key"]) not in (*GIVEN, *FAMILY):
         return "", index
-    other = FAMILY if plain(first["key"]) in GIVEN else GIVEN
+    other = FAMILY if normalize_label(first["key"]) in GIVEN else GIVEN
     for after in range(index + 1, min(index + 2 + SHARED, len(lines))):
         second = PART_OF_NAME.match(lines[after])
         if not second or len(second["indent"]) != len(first["indent"]):
             return "", index
-        if plain(second["key"]) in other:
+        if normalize_label(second["key"]) in other:
             parts = (first["value"], second["value"])
             return " ".join(parts if other is FAMILY else reversed(parts)), after + 1
     return "", index
@@ -101,7 +101,7 @@ def text_records(lines: list[str]) -> Iterator[Record]:
             yield record
             record, under = [], ""
         elif labelled := LABELLED.match(line):
-            under = plain(labelled["label"])
+            under = normalize_label(labelled["label"])
             if record and line.startswith("- ") and under == record[0][0]:
                 yield record
                 record = []
@@ -111,7 +111,7 @@ def text_records(lines: list[str]) -> Iterator[Record]:
         elif record and line[:1].isspace() and record[-1][1].endswith(","):
             record[-1] = (record[-1][0], f"{record[-1][1]} {line.strip()}")
         elif header := HEADER.match(line):
-            under = plain(header["label"])
+            under = normalize_label(header["label"])
     yield record
 
 
@@ -144,11 +144,11 @@ def read_data(document: str, words: Vocabulary) -> tuple[list[Record] | None, st
     """Return the records of a document's data, None where it has none, and the text that is left to read as lines."""
     values = json_values(document)
     if values is not None:
-        return records_of(values, words), ""
+        return build_records(values, words), ""
     if (matter := FRONT_MATTER.match(document)) and (value := yaml_value(matter["data"])):
-        return records_of([value], words), document[matter.end() :]
+        return build_records([value], words), document[matter.end() :]
     if YAML_SIGNS.search(document) and (value := yaml_value(document)) and is_described(value, words):
-        return records_of([value], words), ""
+        return build_records([value], words), ""
     return None, document
 
 
@@ -175,14 +175,15 @@ def yaml_value(text: str) -> object:
 
 def is_described(value: object, words: Vocabulary) -> bool:
     """Return whether most objects of a value have a field that this reader knows: minutes as YAML do not."""
-    objects = list(objects_in(value))
+    objects = list(iterate_objects(value))
     described = sum(
-        any(plain(key) in words.described or plain(key) in words.kinds for key in entry) for entry in objects
+        any(normalize_label(key) in words.described or normalize_label(key) in words.kinds for key in entry)
+        for entry in objects
     )
     return bool(objects) and described * 2 > len(objects)
 
 
-def objects_in(value: object) -> Iterator[dict[object, object]]:
+def iterate_objects(value: object) -> Iterator[dict[object, object]]:
     """Yield the objects of a value, at most `MOST_NODES` values deep and wide."""
     waiting, seen = [value], 0
     while waiting and seen < MOST_NODES:
@@ -195,7 +196,7 @@ def objects_in(value: object) -> Iterator[dict[object, object]]:
             waiting += node
 
 
-def records_of(values: Sequence[object], words: Vocabulary) -> list[Record]:
+def build_records(values: Sequence[object], words: Vocabulary) -> list[Record]:
     """Return one record for each object, in the order in which the document has them."""
     reader = ObjectReader(words)
     for value in values:
@@ -219,44 +220,44 @@ class ObjectReader:
         self.left -= len(value)
         if depth > MOST_DEPTH or self.left < 0:
             return "", ""
-        fields = {plain(key): part for key, part in value.items()}
-        name, label = name_of(fields), self.label_of(fields, label)
+        fields = {normalize_label(key): part for key, part in value.items()}
+        name, label = find_name(fields), self.build_label(fields, label)
         record: Record = []
         self.records.append(record)
         if name:
             record.append((label, name))
         for key, part in fields.items():
             if key not in (*TYPES, *WHOLE, *GIVEN, *FAMILY):
-                record += self.fields_of(key, part, depth)
+                record += self.read_fields(key, part, depth)
         employers = [key for key, _ in record if self.words.kinds.get(key) == "company"]
         belongs = self.words.kinds.get(label) == "person" and employers
         return ("", "") if not name or belongs else (label, name)
 
-    def label_of(self, fields: Mapping[str, object], key: str) -> str:
+    def build_label(self, fields: Mapping[str, object], key: str) -> str:
         """Return the label of an object's name: by its type, by the key that it is below, or `name` where nobody says.
 
         A `product: {name: …}` keeps its own key, which names no kind: it is not a person.
         """
         kinds = self.words.kinds
-        typed = next((plain(fields[word]) for word in TYPES if isinstance(fields.get(word), str)), "")
+        typed = next((normalize_label(fields[word]) for word in TYPES if isinstance(fields.get(word), str)), "")
         label = typed if typed in kinds else key if key in kinds or (key and not is_person_like(fields)) else "name"
         return "name" if kinds.get(label) == "person" else label
 
-    def fields_of(self, key: str, part: object, depth: int) -> Record:
+    def read_fields(self, key: str, part: object, depth: int) -> Record:
         """Return the fields that a value adds to the record of its object; nested objects get records of their own."""
         if isinstance(part, dict) and key in self.words.kinds and part and all(map(is_object, part.values())):
             part = [{"name": str(name), **(inside or {})} for name, inside in part.items()]
         record: Record = []
         for entry in part if isinstance(part, list) else [part]:
             if isinstance(entry, dict):
-                if name_of({plain(word): value for word, value in entry.items()}):
+                if find_name({normalize_label(word): value for word, value in entry.items()}):
                     below = self.read(entry, key, depth + 1)
                     record += [below] if below[0] else []
                 else:  # an address, a section: its fields are this object's
                     self.left -= len(entry)
                     if depth < MOST_DEPTH and self.left >= 0:
                         for word, value in entry.items():
-                            record += self.fields_of(plain(word), value, depth + 1)
+                            record += self.read_fields(normalize_label(word), value, depth + 1)
             elif isinstance(entry, str | int) and not isinstance(entry, bool):
                 record.append((key, str(entry)))
         return record
@@ -266,7 +267,7 @@ def is_object(value: object) -> bool:
     return isinstance(value, dict) or value in (None, "")
 
 
-def name_of(fields: JsonMapping) -> str:
+def find_name(fields: JsonMapping) -> str:
     """Return the name of an object by its plain labels: a whole one, or a first and a last one; empty without."""
     inside = next((fields[key] for key in WHOLE if isinstance(fields.get(key), str | dict)), "")
     whole = first_and_last(inside) if isinstance(inside, dict) else inside.strip()

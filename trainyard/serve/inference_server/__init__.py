@@ -11,5 +11,5 @@
     server.prove_free()                 # by measured memory; raises if the device is not free
 
 The server runs under supervision: it dies with this process, and `stop` ends its process tree and nothing else. A
-device that somebody else computes on is refused before anything is started. Torch-free.
+device that another program computes on is refused before anything is started. Torch-free.
 """

@@ -95,7 +95,7 @@ def llama_command(engine: profiles.LlamaServerEngine, port: int, *_arguments: ob
     return [*argv, *engine.options]
 
 
-def embedded_command(engine: profiles.EmbeddedEngine, port: int, *_arguments: object) -> list[str]:
+def build_embedded_command(engine: profiles.EmbeddedEngine, port: int, *_arguments: object) -> list[str]:
     if engine.model == RULES:
         return [sys.executable, "-P", "-m", "trainyard.serve.extraction.server", "--port", str(port)]
     server = [sys.executable, "-P", "-m", "trainyard.serve.server", "--model", engine.model]
@@ -105,7 +105,7 @@ def embedded_command(engine: profiles.EmbeddedEngine, port: int, *_arguments: ob
 COMMANDS: dict[str, Callable[..., list[str]]] = {
     "vllm": vllm_command,
     "llama_server": llama_command,
-    "embedded": embedded_command,
+    "embedded": build_embedded_command,
 }
 ON_GPU = frozenset({"vllm", "llama_server"})
 RUNNING_GAUGES = {
@@ -134,7 +134,7 @@ def variables(profile: ServerProfile, argv: list[str]) -> Mapping[str, str]:
     return {"PATH": path, "VLLM_API_KEY": "", "VLLM_NO_USAGE_STATS": "1", **sleeping, **loading}
 
 
-def release_of(profile: ServerProfile, free_mb: int | None = None) -> Release:
+def choose_release(profile: ServerProfile, free_mb: int | None = None) -> Release:
     """How the device is given back on this host: `auto` is decided by the free memory, in favour of what is sure."""
     if profile.release is not Release.AUTO:
         return profile.release

@@ -13,13 +13,13 @@ import httpx
 
 from trainyard.compute.gpus import GpuReadings, read_gpus
 from trainyard.compute.lease import occupants, wait_until_empty
-from trainyard.compute.services import ANSWER_S, HOST, SupervisedService, find_service, free_port, own_services
+from trainyard.compute.services import ANSWER_S, HOST, SupervisedService, find_service, free_port, list_own_services
 from trainyard.errors import Conflict, Unavailable
 from trainyard.inherited import operator_environment
 from trainyard.json_types import JsonObject
 from trainyard.serve.client.client import ChatClient, Messages, api_key_from, api_url
 from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, Complete
-from trainyard.serve.inference_server.commands import ON_GPU, RUNNING_GAUGES, command, release_of, variables
+from trainyard.serve.inference_server.commands import ON_GPU, RUNNING_GAUGES, choose_release, command, variables
 from trainyard.serve.inference_server.profiles import Release, ServerProfile, VllmEngine
 from trainyard.settings import Settings
 
@@ -33,7 +33,7 @@ Probe = Callable[[], GpuReadings]
 
 
 class InferenceServer:
-    """One server in `folder` (log, events, record). `read` lists the GPUs, `index` is the one it uses.
+    """A server in `folder` (log, events, record). `read` lists the GPUs, `index` is the one it uses.
 
     `thinking`: what the profile's `thinking_switch` is set to in each request.
     """
@@ -51,7 +51,7 @@ class InferenceServer:
         switch = profile.thinking_switch
         self.template_options = {switch: thinking} if switch else None
         self.profile, self.folder, self.settings, self.index, self.read = profile, folder, settings, index, read
-        self.release, self.drain_s = release_of(profile), profile.drain_s
+        self.release, self.drain_s = choose_release(profile), profile.drain_s
         self.window_chars = MAX_DOCUMENT_CHARS
         self.before_mb: int | None = None
         self.service = SupervisedService(folder, profile.stop_s)
@@ -89,7 +89,7 @@ class InferenceServer:
         """Run the boot command, then start the server (not where the profile names a `url`). Returns before it answers.
 
         A server that an earlier process left in this folder is ended first. Raises `Conflict` (`E-DEVICE-OCCUPIED`)
-        if somebody else computes on the device, `Unavailable` (`E-SERVER-START`, `R-PACKAGE-MISSING`).
+        if another program computes on the device, `Unavailable` (`E-SERVER-START`, `R-PACKAGE-MISSING`).
         """
         self.started_at = time.monotonic()
         self.service.end_leftover()
@@ -107,7 +107,7 @@ class InferenceServer:
         return self.profile.url is None and self.profile.engine.type in ON_GPU
 
     def refuse_strangers(self) -> None:
-        if program := occupants(self.index, self.read(), own_services(self.settings)):
+        if program := occupants(self.index, self.read(), list_own_services(self.settings)):
             raise Conflict(
                 f"The model server is not started: the device cuda:{self.index} is in use by {program}.",
                 why="Its memory is too small for both.",
@@ -253,13 +253,15 @@ class InferenceServer:
         started = time.monotonic()
         left = find_service(self.service.record)
         if left is not None and not self.sleeping:
-            raise occupied(f"the model server's process {left.pid}")
+            raise occupied_error(f"the model server's process {left.pid}")
         own_pids = left.pids() if left is not None else frozenset()
         wait_until_empty(self.index, read=self.read, own_pids=lambda: own_pids, wait_s=timeout_s)
         allowed = (self.before_mb or 0) + (SLEEPING_MB if self.sleeping else TOLERANCE_MB)
         while (now := self.memory_mb()) is not None and self.before_mb is not None and now > allowed:
             if time.monotonic() - started > timeout_s:
-                raise occupied(f"{now:,} MB of its memory, of which {self.before_mb:,} MB were in use before the start")
+                raise occupied_error(
+                    f"{now:,} MB of its memory, of which {self.before_mb:,} MB were in use before the start"
+                )
             time.sleep(POLL_S)
 
     def __enter__(self) -> InferenceServer:
@@ -269,7 +271,7 @@ class InferenceServer:
         self.end()
 
 
-def occupied(by: str) -> Conflict:
+def occupied_error(by: str) -> Conflict:
     return Conflict(
         f"The device is not free: {by}.",
         why="Training next to it would run out of memory in the middle.",

@@ -1,4 +1,4 @@
-"""How a model is served for one phase of a night: which engine with which settings, started and given back how.
+"""Server profiles for the phases of a night: which engine with which settings, started and given back how.
 
 A profile is data: commands are lists of words that are started without a shell, addresses are addresses.
 """
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Release(StrEnum):
-    """How the memory of the device is given back after the phase."""
+    """Release of the device's memory after the phase."""
 
     STOP = "stop"
     """End the process. Always right."""
@@ -89,7 +89,7 @@ Engine = Annotated[VllmEngine | LlamaServerEngine | EmbeddedEngine, Field(discri
 
 
 class ServerProfile(ProfilePart):
-    """One model server of one phase."""
+    """A model server of one phase."""
 
     engine: Engine = EmbeddedEngine()
     boot_command: tuple[str, ...] = Field((), description="Started first, such as the command that starts a machine.")

@@ -65,7 +65,7 @@ def program(settings: Settings, name: str | None = None) -> Path:
     return Path(path).absolute()
 
 
-def profile_of(model: str, name: str, settings: Settings) -> ServerProfile:
+def build_profile(model: str, name: str, settings: Settings) -> ServerProfile:
     """Return a server for one node. `model` is a folder or a Hub name, `name` what the server calls it."""
     engine = VllmEngine(type="vllm", model=model, served_name=name, options=settings.vllm_options)
     return ServerProfile(engine=engine, ready_s=START_S, stop_s=STOP_S)

@@ -1,4 +1,4 @@
-"""Where an adapter version is made to answer: one row per kind of server, each the same six functions.
+"""Deploy targets of adapter versions: one row per kind of server, each the same six functions.
 
     check   what speaks against it, before anything is touched      load     bring the version in, next to the live one
     canary  it has to answer a prompt                               switch   let the alias mean it

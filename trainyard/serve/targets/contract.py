@@ -18,7 +18,7 @@ from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 
 @dataclass(frozen=True)
 class AdapterCandidate:
-    """What a target has to know of an adapter before it is loaded."""
+    """Facts of an adapter that a target needs before loading it."""
 
     kind: str
     """`adapter` or `model`."""
@@ -44,7 +44,7 @@ class AdapterCandidate:
 
 @dataclass(frozen=True)
 class Canary:
-    """What a new version is asked before it is switched to."""
+    """Smoke test of a new version before it becomes live."""
 
     prompt: str = ""
     max_tokens: int = 32
@@ -52,7 +52,7 @@ class Canary:
 
 @dataclass
 class TargetDeployment:
-    """One target during one deployment."""
+    """A target during one deployment."""
 
     target: Target
     candidate: AdapterCandidate
@@ -89,7 +89,7 @@ class TargetDeployment:
 
 
 class Actions(NamedTuple):
-    """One row of the table."""
+    """A row of the table."""
 
     check: Callable[[TargetDeployment], list[Reason]]
     load: Callable[[TargetDeployment], None]
@@ -99,5 +99,5 @@ class Actions(NamedTuple):
     retire: Callable[[TargetDeployment], None]
 
 
-def no_objection(_site: TargetDeployment) -> list[Reason]:
+def accept_site(_site: TargetDeployment) -> list[Reason]:
     return []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainyard.compute.services import free_port
 from trainyard.errors import Reason, TrainyardError
-from trainyard.serve.conversion.files import base_gguf, tools_of
+from trainyard.serve.conversion.files import base_gguf, find_tools
 from trainyard.serve.targets import merged, started
 from trainyard.serve.targets.calling import ask_canary, call
 from trainyard.serve.targets.contract import Actions, TargetDeployment
@@ -24,15 +24,15 @@ CONTEXT = 4096
 
 
 def check(site: TargetDeployment) -> list[Reason]:
-    program = tools_of(started.tool_folder(site, BACKEND)) / "bin" / "llama-server"
+    program = find_tools(started.tool_folder(site, BACKEND)) / "bin" / "llama-server"
     return [*started.check_started(site, program, BACKEND), *started.check_layout(site)]
 
 
-def load(site: TargetDeployment) -> None:
+def load_version(site: TargetDeployment) -> None:
     """Make the files, start the server, and see that it has the adapter applied."""
     model, adapter = gguf_files(site)
     argv = [
-        str(tools_of(started.tool_folder(site, BACKEND)) / "bin" / "llama-server"),
+        str(find_tools(started.tool_folder(site, BACKEND)) / "bin" / "llama-server"),
         "--host",
         "127.0.0.1",
         "--jinja",
@@ -48,10 +48,10 @@ def load(site: TargetDeployment) -> None:
 
 def gguf_files(site: TargetDeployment) -> tuple[Path, Path | None]:
     """Return the version as GGUF files: its base and the adapter, or the whole or merged model and None."""
-    environment, settings = started.tool_folder(site, BACKEND), started.settings_of(site)
+    environment, settings = started.tool_folder(site, BACKEND), started.get_settings(site)
     version = site.registry.path(site.new)
     if site.target.merged is not None:
-        return merged.gguf_of(site), None
+        return merged.find_gguf(site), None
     if site.candidate.kind != "adapter":
         model = version / KEPT_MODEL
         return model if model.is_file() else base_gguf(version, settings, environment), None
@@ -75,4 +75,4 @@ def require_applied(site: TargetDeployment) -> None:
     )
 
 
-ACTIONS = Actions(check, load, ask_canary, started.switch, started.undo, started.retire)
+ACTIONS = Actions(check, load_version, ask_canary, started.switch, started.undo, started.retire)

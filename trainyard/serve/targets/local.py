@@ -1,7 +1,7 @@
 """Model servers that a deployment starts itself, because their adapters are fixed when they start.
 
 A new version gets a new server next to the one that answers; when its canary has answered, the ready file
-`services/<kind>-<tenant>-<role>.json` is switched to it, and the old server ended. Until then nobody notices. Clients
+`services/<kind>-<tenant>-<role>.json` is switched to it, and the old server ended. Clients
 read the address from the ready file. How the server was started is kept in `services/started/` until a
 deployment replaces it: `trainyard down` ends the servers, and `trainyard up` starts again those that do not live.
 Torch-free.
@@ -25,7 +25,7 @@ KINDS = tuple(target.value for target in TargetType if target.facts.server == "s
 
 @dataclass(frozen=True)
 class ServerRecipe:
-    """How a server was started, so that it can be started again."""
+    """Recipe of a server: how it was started, so that it can be started again."""
 
     argv: list[str]
     port: int
@@ -70,7 +70,7 @@ def recipe_file(path: Path) -> Path:
     return path.parent / "started" / path.name
 
 
-def recipe_of(path: Path) -> ServerRecipe | None:
+def read_recipe(path: Path) -> ServerRecipe | None:
     """Return how the server of this ready file was started; None if none should live."""
     return services.read_fields(recipe_file(path), ServerRecipe)
 
@@ -83,7 +83,7 @@ def remember_server(path: Path, recipe: ServerRecipe | None) -> None:
 def list_expected(settings: Settings) -> dict[Path, ServerRecipe]:
     """Ready file -> how its server is started, for every server that should live."""
     paths = sorted(path for kind in KINDS for path in (settings.services / "started").glob(f"{kind}-*.json"))
-    recipes = {settings.services / path.name: recipe_of(settings.services / path.name) for path in paths}
+    recipes = {settings.services / path.name: read_recipe(settings.services / path.name) for path in paths}
     return {path: recipe for path, recipe in recipes.items() if recipe is not None}
 
 

@@ -32,7 +32,7 @@ def check(site: TargetDeployment) -> list[Reason]:
         because = "the version is a whole model, so there is nothing to merge."
         return [site.reason("R-TARGET", "merged", because, "leave `merged` out.")]
     reasons = started.check_base_folder(site, "it is one of the two parts of a merged model")
-    if merged_format == "gguf" and not has_converter(started.settings_of(site)):
+    if merged_format == "gguf" and not has_converter(started.get_settings(site)):
         because = "a merged model as GGUF is written by the converter of llama.cpp, which is not installed."
         instead = f"call `trainyard backends install {BACKEND}`."
         reasons.append(site.reason("R-PACKAGE-MISSING", "merged", because, instead))
@@ -49,12 +49,12 @@ def make_models(sites: Sequence[TargetDeployment], folders: list[Path]) -> None:
         if merged_format is None or ((folder := model_folder(site)) / MERGED_FILE).is_file():
             continue
         adapter, base = site.registry.path(site.new), Path(site.candidate.base_path)
-        settings = started.settings_of(site)
-        merge_files(adapter, base, folder, settings, facts_of(site.new), format=merged_format, dtype="auto")
+        settings = started.get_settings(site)
+        merge_files(adapter, base, folder, settings, read_facts(site.new), format=merged_format, dtype="auto")
         folders.append(folder)
 
 
-def facts_of(version: AdapterVersion) -> JsonObject:
+def read_facts(version: AdapterVersion) -> JsonObject:
     """Return what the folder of a merged model says about the version in it."""
     origin = {key: version.facts.get(key) for key in ("base_model", "base_sha256")}
     return {"version": version.name, "sha256": version.sha256, **origin}
@@ -66,14 +66,14 @@ def remove_models(settings: Settings, version: str) -> None:
 
 
 def model_folder(site: TargetDeployment) -> Path:
-    return started.settings_of(site).models / MERGED / site.new.name / str(site.target.merged)
+    return started.get_settings(site).models / MERGED / site.new.name / str(site.target.merged)
 
 
-def gguf_of(site: TargetDeployment) -> Path:
+def find_gguf(site: TargetDeployment) -> Path:
     return model_folder(site) / GGUF_MODEL
 
 
-def shown_facts(site: TargetDeployment) -> dict[str, object]:
+def describe_merged(site: TargetDeployment) -> dict[str, object]:
     """Return what the facts of a deployment say about a target's merged model; empty for one that gets the adapter."""
     if site.target.merged is None:
         return {}

@@ -22,7 +22,7 @@ def check(site: TargetDeployment) -> list[Reason]:
     return [*started.check_started(site, program, BACKEND), *started.check_layout(site)]
 
 
-def load(site: TargetDeployment) -> None:
+def load_version(site: TargetDeployment) -> None:
     """Make the files and start the server."""
     version = site.registry.path(site.new)
     port = free_port()
@@ -46,4 +46,4 @@ def canary(site: TargetDeployment) -> None:
     ask_canary(site, DEFAULT_MODEL)
 
 
-ACTIONS = Actions(check, load, canary, started.switch, started.undo, started.retire)
+ACTIONS = Actions(check, load_version, canary, started.switch, started.undo, started.retire)

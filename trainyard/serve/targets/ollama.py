@@ -17,7 +17,7 @@ from jinja2.exceptions import TemplateError
 
 from trainyard.data.renderers.limited import LimitedTemplate, open_limited
 from trainyard.errors import Reason, Unavailable
-from trainyard.serve.conversion.files import tools_of
+from trainyard.serve.conversion.files import find_tools
 from trainyard.serve.targets.calling import ask_canary, call, make_refusal, send
 from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.serve.targets.llama_server import ADAPTER_FILE, BACKEND, gguf_files
@@ -66,7 +66,7 @@ TEMPLATES: dict[str, GoTemplate] = {
 def check(site: TargetDeployment) -> list[Reason]:
     """ollama answers, the converter is here, and both sides write the same prompt."""
     reasons = check_layout(site)
-    tools = tools_of(tool_folder(site, BACKEND))
+    tools = find_tools(tool_folder(site, BACKEND))
     if not (tools / "convert_hf_to_gguf.py").is_file():
         because = f"ollama takes GGUF files, and the converter of llama.cpp is not installed at {tools}."
         instead = f"call `trainyard backends install {BACKEND}`."
@@ -86,12 +86,12 @@ def go_template(text: str) -> GoTemplate | None:
     """Return the row that writes what a Jinja template writes, for every probe."""
     child = open_limited(text)
     for row in TEMPLATES.values():
-        if all(rendered(child, turns) == row.writes(turns) for turns in PROBES):
+        if all(render_turns(child, turns) == row.writes(turns) for turns in PROBES):
             return row
     return None
 
 
-def rendered(child: LimitedTemplate, turns: Turns) -> str | None:
+def render_turns(child: LimitedTemplate, turns: Turns) -> str | None:
     """Return what a chat template writes; None if it refuses the turns."""
     context = {"messages": turns, "add_generation_prompt": True, "eos_token": "", "bos_token": "", "tools": None}
     try:
@@ -106,7 +106,7 @@ def model_name(name: str) -> str:
     return f"{tenant}/{role}:{version[0] if version else 'latest'}"
 
 
-def load(site: TargetDeployment) -> None:
+def load_version(site: TargetDeployment) -> None:
     """Bring the files up and join them. Doing it twice gives the same model."""
     model, adapter = gguf_files(site)
     body: dict[str, object] = {"model": model_name(site.new.name), "stream": False, "parameters": {"temperature": 0}}
@@ -173,4 +173,4 @@ def remove(site: TargetDeployment, name: str) -> None:
         call(site, "DELETE", "/api/delete", {"model": name})
 
 
-ACTIONS = Actions(check, load, canary, switch, undo, retire)
+ACTIONS = Actions(check, load_version, canary, switch, undo, retire)

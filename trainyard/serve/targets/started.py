@@ -1,4 +1,4 @@
-"""What the targets that start their own server share: switch, undo, retire, and the checks before."""
+"""Shared steps of the targets that start their own server: switch, undo, retire, and the checks before."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.methods import Method
 
 
-def settings_of(site: TargetDeployment) -> Settings:
+def get_settings(site: TargetDeployment) -> Settings:
     assert site.settings is not None, "the deployer gives its settings to every target"
     return site.settings
 
 
 def ready_path(site: TargetDeployment) -> Path:
     """Return the ready file of this kind of server for the role."""
-    return local.ready_file(settings_of(site), site.target.type.value, site.new.tenant, site.new.role)
+    return local.ready_file(get_settings(site), site.target.type.value, site.new.tenant, site.new.role)
 
 
 def convert_version(site: TargetDeployment) -> Path:
     """Folder for this version's files in the server's own layout; a version itself is never changed."""
-    return settings_of(site).services / "converted" / site.new.name
+    return get_settings(site).services / "converted" / site.new.name
 
 
 def tool_folder(site: TargetDeployment, backend: str) -> Path:
     """Return the environment that has the server's program: the operator's own, or the one that is installed here."""
-    settings = settings_of(site)
+    settings = get_settings(site)
     return settings.backend_envs.get(backend) or settings.home / "envs" / backend
 
 
 def check_started(site: TargetDeployment, program: Path, backend: str) -> list[Reason]:
-    """No address of somebody else's server, the program is here, and so is the base."""
+    """No address of another server, the program is here, and so is the base."""
     reasons = []
     kind = site.target.type.value
     if site.target.url:
@@ -65,11 +65,11 @@ def template_file(version: Path) -> Path | None:
 
 def bring_up(site: TargetDeployment, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
     """Start the version's server next to the one that answers now."""
-    log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
-    old, before = find_service(ready_path(site)), local.recipe_of(ready_path(site))
+    log = get_settings(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
+    old, before = find_service(ready_path(site)), local.read_recipe(ready_path(site))
     recipe = local.ServerRecipe(argv, port, str(log), site.new.name, variables or {})
     site.server, site.loaded = local.Replacement(recipe.start(), old, recipe, before), True
-    site.http = http_client(site.target, site.server.new.url, settings_of(site))
+    site.http = http_client(site.target, site.server.new.url, get_settings(site))
 
 
 def switch(site: TargetDeployment) -> None:
@@ -92,7 +92,7 @@ def undo(site: TargetDeployment) -> None:
 
 
 def retire(site: TargetDeployment) -> None:
-    """The old server ends after the switch; nobody reads its address any more."""
+    """The old server ends after the switch; its address is no longer read."""
     close(site)
     if site.server is not None and site.server.old is not None:
         end_service(site.server.old)

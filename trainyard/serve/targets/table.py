@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainyard.callbacks import ignore
 from trainyard.serve.targets import embedded, llama_server, mlx, ollama, vllm
-from trainyard.serve.targets.contract import Actions, TargetDeployment, no_objection
+from trainyard.serve.targets.contract import Actions, TargetDeployment, accept_site
 from trainyard.spec.axes.targets import TargetType
 
 
@@ -22,7 +22,7 @@ def unpoint_registry(site: TargetDeployment) -> None:
 
 
 TARGETS: dict[TargetType, Actions] = {
-    TargetType.REGISTRY: Actions(no_objection, ignore, ignore, point_registry, unpoint_registry, ignore),
+    TargetType.REGISTRY: Actions(accept_site, ignore, ignore, point_registry, unpoint_registry, ignore),
     TargetType.EMBEDDED: embedded.ACTIONS,
     TargetType.VLLM: vllm.ACTIONS,
     TargetType.LLAMA_SERVER: llama_server.ACTIONS,

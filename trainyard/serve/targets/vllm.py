@@ -17,7 +17,7 @@ from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.settings import settings_file
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.compat.evaluator_deployer import unserved
+from trainyard.spec.compat.evaluator_deployer import list_unserved
 
 LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
@@ -29,7 +29,7 @@ def load_request(name: str, folder: object) -> dict[str, str]:
 
 def check(site: TargetDeployment) -> list[Reason]:
     reasons = [*refuse_whole_model(site), *check_servable(site), *check_base(site)]
-    if site.target.path_prefix and not is_below(site.registry.root, site.target.path_prefix[0]):
+    if site.target.path_prefix and not is_under(site.registry.root, site.target.path_prefix[0]):
         because = f"the registry {site.registry.root} is not below {site.target.path_prefix[0]!r}."
         instead = "give the folder that both sides see, ours first."
         reasons.append(site.reason("E-ENDPOINT", "path_prefix", because, instead))
@@ -51,7 +51,7 @@ def check_servable(site: TargetDeployment) -> list[Reason]:
     instead = "train with method lora and without method.modules_to_save, or use target embedded."
     reasons = [
         site.reason("R-TARGET", "type", f"A server of type {site.target.type} does not serve {feature}.", instead)
-        for feature in unserved(site.target.type, method, config.get("modules_to_save") or ())
+        for feature in list_unserved(site.target.type, method, config.get("modules_to_save") or ())
     ]
     limit = site.target.max_lora_rank or facts.max_lora_rank
     if limit is not None and site.candidate.rank > limit:
@@ -164,10 +164,10 @@ def map_to_local(site: TargetDeployment, path: str) -> str:
     if not site.target.path_prefix or not path.startswith("/"):
         return path
     local, remote = site.target.path_prefix
-    return str(Path(local) / Path(path).relative_to(remote)) if is_below(Path(path), remote) else path
+    return str(Path(local) / Path(path).relative_to(remote)) if is_under(Path(path), remote) else path
 
 
-def is_below(path: Path, folder: str) -> bool:
+def is_under(path: Path, folder: str) -> bool:
     return path.resolve().is_relative_to(Path(folder).resolve())
 
 

@@ -1,4 +1,4 @@
-"""What happens to an adapter version after its deployment.
+"""Life of an adapter version after its deployment.
 
 promotion.py    make a version live again, or the one before it
 publication.py  what is published of a version, and what of a publication is believed

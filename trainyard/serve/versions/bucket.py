@@ -19,7 +19,7 @@ from trainyard.serve.versions.publication import (
 )
 from trainyard.settings import Settings
 from trainyard.spec.chain import canonical_json
-from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion, checked
+from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion, check_name
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.store import ObjectStore
 from trainyard.stores.objects.versions import (
@@ -28,7 +28,7 @@ from trainyard.stores.objects.versions import (
     is_uploaded,
     make_conflict,
     point_there,
-    published_number,
+    read_published_number,
     upload,
     version_prefix,
 )
@@ -41,7 +41,7 @@ SOURCE = re.compile(
 
 @dataclass(frozen=True)
 class Sent:
-    """What a push did."""
+    """Result of a push."""
 
     where: str
     revision: str
@@ -77,7 +77,7 @@ def push_to_store(version: AdapterVersion, registry: AdapterRegistry, address: s
     is_live = registry.live(version.tenant, version.role).version == version.version
     if is_live:
         point_there(objects, version)
-    means = published_number(objects, version.tenant, version.role)
+    means = read_published_number(objects, version.tenant, version.role)
     return Sent(f"{address.rstrip('/')}/{prefix}", version.sha256, not there, live=means == version.version)
 
 
@@ -95,9 +95,9 @@ def pull_from_store(address: str, settings: Settings, alias: str | None = None) 
             do="Write it like gs://our-weights/trainyard/adapters/acme/assistant.",
             code="E-OBJECT-STORE",
         )
-    objects, tenant, role = open_store(match["store"]), checked(match["tenant"]), checked(match["role"])
+    objects, tenant, role = open_store(match["store"]), check_name(match["tenant"]), check_name(match["role"])
     end = match["end"]
-    number = int(end[1:]) if end and end.startswith("v") else published_number(objects, tenant, role)
+    number = int(end[1:]) if end and end.startswith("v") else read_published_number(objects, tenant, role)
     if number is None:
         raise NotFound(
             f"No version of {tenant}/{role} is live in {match['store']}.",
@@ -127,7 +127,7 @@ def fetch_published(
             code="E-ADAPTER-NOT-FOUND",
         )
     publication = read_publication(objects.get(f"{prefix}/{MANIFEST}"), where)
-    here = registered(to.registry, f"{alias}/v{number}") if to.number is not None else None
+    here = find_registered(to.registry, f"{alias}/v{number}") if to.number is not None else None
     if here is not None and here.sha256 == publication.sha256:
         return here
 
@@ -145,7 +145,7 @@ def fetch_published(
     return register_pulled(publication, fetch, source=where, origin={}, to=to)
 
 
-def registered(registry: AdapterRegistry, name: str) -> AdapterVersion | None:
+def find_registered(registry: AdapterRegistry, name: str) -> AdapterVersion | None:
     """Return the version of that name in a registry; None if it is not there."""
     try:
         return registry.show(name)

@@ -29,7 +29,7 @@ from trainyard.serve.versions.publication import (
 )
 from trainyard.settings import Settings
 from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion
-from trainyard.stores.model_hub import load
+from trainyard.stores.model_hub import import_hub
 from trainyard.stores.models import HUB_NAME
 from trainyard.stores.whole import MANIFEST
 
@@ -63,10 +63,10 @@ def push_to_hub(
     it or a public one that was not requested, `Unavailable` (`E-AUTH`, `E-PUBLISH`).
     """
     require_name(to.name)
-    hub = load()
+    hub = import_hub()
     api = open_client(hub, require_token(to.token_env))
     registry.root.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=registry.root.parent, prefix=".push-") as work, translated(hub, to.name, "push"):
+    with TemporaryDirectory(dir=registry.root.parent, prefix=".push-") as work, translate_errors(hub, to.name, "push"):
         folder = Path(work) / "version"
         folder.mkdir()
         stage(version, registry, folder)
@@ -74,8 +74,8 @@ def push_to_hub(
         (folder / CARD_FILE).write_text(card, encoding="utf-8")
         head = open_repository(hub, api, to)
         there = {sibling.rfilename for sibling in head.siblings or ()} - KEPT
-        if there and (owner := owner_of(api, to, head, Path(work))) != version.alias:
-            raise occupied(to, owner, version)
+        if there and (owner := find_owner(api, to, head, Path(work))) != version.alias:
+            raise occupied_error(to, owner, version)
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         changes = [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
         changes += [hub.CommitOperationDelete(path_in_repo=name) for name in sorted(there - files.keys())]
@@ -108,7 +108,7 @@ def open_repository(hub: ModuleType, api: Any, to: HubAddress) -> Any:
     return head
 
 
-def owner_of(api: Any, to: HubAddress, head: Any, work: Path) -> str:
+def find_owner(api: Any, to: HubAddress, head: Any, work: Path) -> str:
     """Return the role whose version a repository contains; empty if Trainyard has not published it."""
     if MANIFEST not in {sibling.rfilename for sibling in head.siblings or ()}:
         return ""
@@ -116,7 +116,7 @@ def owner_of(api: Any, to: HubAddress, head: Any, work: Path) -> str:
     return read_publication(Path(path).read_bytes(), to.name).alias
 
 
-def occupied(to: HubAddress, owner: str, version: AdapterVersion) -> Conflict:
+def occupied_error(to: HubAddress, owner: str, version: AdapterVersion) -> Conflict:
     return Conflict(
         f"The repository {to.name} contains {owner or 'files that Trainyard has not published'}.",
         why=f"A push of {version.name} would replace them.",
@@ -132,10 +132,10 @@ def pull_from_hub(source: HubAddress, settings: Settings, alias: str | None = No
     (`E-CORRUPT`), `Unavailable` (`E-MODEL-DOWNLOAD`), and what `register_pulled` raises.
     """
     require_name(source.name)
-    hub = load()
+    hub = import_hub()
     anyone = source.token_env == TOKEN_VARIABLE and not os.environ.get(TOKEN_VARIABLE)
     api = open_client(hub, None if anyone else require_token(source.token_env))
-    with TemporaryDirectory(prefix="trainyard-pull-") as work, translated(hub, source.name, "pull"):
+    with TemporaryDirectory(prefix="trainyard-pull-") as work, translate_errors(hub, source.name, "pull"):
         head = api.model_info(source.name, revision=source.revision)
         there = [sibling.rfilename for sibling in head.siblings or ()]
         if MANIFEST not in there:
@@ -187,7 +187,7 @@ def require_token(variable: str) -> str:
     """Return the token with which something is written. Raises `InvalidInput` (`E-API-KEY`)."""
     token = os.environ.get(variable, "").strip()
     if not token and variable == TOKEN_VARIABLE:
-        token = load().get_token() or ""
+        token = import_hub().get_token() or ""
     if not token:
         raise InvalidInput(
             f"The environment variable {variable}, which should contain a token of the Hub, is not set.",
@@ -204,7 +204,7 @@ def require_token(variable: str) -> str:
 
 
 @contextmanager
-def translated(hub: ModuleType, name: str, verb: str) -> Iterator[None]:
+def translate_errors(hub: ModuleType, name: str, verb: str) -> Iterator[None]:
     """Turn the client's errors into ours. A token is in none of them: the client does not print headers."""
     errors = hub.errors
     try:
@@ -226,7 +226,7 @@ def translated(hub: ModuleType, name: str, verb: str) -> Iterator[None]:
                 do="Use a token that may write to this organization.",
                 code="E-AUTH",
             ) from error
-        raise failed(name, verb, error) from error
+        raise build_failure(name, verb, error) from error
     except (
         errors.OfflineModeIsEnabled,
         errors.LocalEntryNotFoundError,
@@ -234,10 +234,10 @@ def translated(hub: ModuleType, name: str, verb: str) -> Iterator[None]:
         OSError,
         RuntimeError,
     ) as error:
-        raise failed(name, verb, error) from error
+        raise build_failure(name, verb, error) from error
 
 
-def failed(name: str, verb: str, error: Exception) -> Unavailable:
+def build_failure(name: str, verb: str, error: Exception) -> Unavailable:
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
     return Unavailable(
         f"{name!r} could not be {verb}ed.",

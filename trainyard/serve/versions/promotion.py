@@ -29,7 +29,7 @@ from trainyard.serve.deploy import (
     roll_out,
 )
 from trainyard.serve.targets.calling import http_client
-from trainyard.serve.targets.merged import facts_of
+from trainyard.serve.targets.merged import read_facts
 from trainyard.serve.trial import try_version
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
@@ -60,7 +60,7 @@ def roll_out_version(
     (`E-ADAPTER-INVALID`) for a version without a deployment, what `try_version` raises for one that was never run here,
     and what `deploy` raises.
     """
-    config = config_of(version, registry, targets)
+    config = build_deployer_config(version, registry, targets)
     request = DeployRequest(config, registry.path(version), reference(version, registry), {}, version.tenant, "")
     with ExitStack() as open_clients:
         sites = open_sites(request, registry, settings, clients, open_clients)
@@ -71,9 +71,11 @@ def roll_out_version(
         return roll_out(version, sites, registry)
 
 
-def config_of(version: AdapterVersion, registry: AdapterRegistry, targets: Sequence[Target]) -> DeployerConfig:
+def build_deployer_config(
+    version: AdapterVersion, registry: AdapterRegistry, targets: Sequence[Target]
+) -> DeployerConfig:
     """Return the deployer's config with which a version is made live."""
-    deployment = deployment_of(version)
+    deployment = read_deployment(version)
     if deployment is None and not targets:
         raise InvalidInput(
             f"{version.name} does not say where it was deployed.",
@@ -90,11 +92,11 @@ def config_of(version: AdapterVersion, registry: AdapterRegistry, targets: Seque
 
 def targets_of_live(version: AdapterVersion, registry: AdapterRegistry) -> tuple[Target, ...]:
     number = registry.live(version.tenant, version.role).version
-    deployment = deployment_of(registry.show(f"{version.alias}/v{number}")) if number else None
+    deployment = read_deployment(registry.show(f"{version.alias}/v{number}")) if number else None
     return DeployerConfig.model_validate({"role": version.role, **deployment}).targets if deployment is not None else ()
 
 
-def deployment_of(version: AdapterVersion) -> JsonObject | None:
+def read_deployment(version: AdapterVersion) -> JsonObject | None:
     """Return what a version remembers of its deployer: targets and canary; None if nothing."""
     deployment: JsonObject | None = version.facts.get("deployment")
     return deployment
@@ -134,7 +136,7 @@ def merge_version(
     """
     registry = AdapterRegistry(settings.adapters)
     adapter = reference(registry.verify(version), registry)
-    facts = facts_of(version)
+    facts = read_facts(version)
     return merge_adapter(adapter, version.name, target, settings, facts, format=format, dtype=dtype)
 
 

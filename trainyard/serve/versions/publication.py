@@ -1,4 +1,4 @@
-"""What is published of an adapter version, and what of a publication is believed.
+"""Published files of an adapter version, and the checks of a publication.
 
 A publication is a version's files with a manifest: names, sizes and SHA-256, the base, the verdict. A pull
 believes nothing else: each file is compared with the manifest, weights are safetensors or nothing is registered, and
@@ -37,7 +37,7 @@ from trainyard.stores.adapters import (
 )
 from trainyard.stores.files import DISK
 from trainyard.stores.models import check_adapter_folder, check_model_folder, resolve_model
-from trainyard.stores.objects.store import checked_name
+from trainyard.stores.objects.store import check_name
 from trainyard.stores.whole import MANIFEST, describe_files
 
 TRAVELLING_FACTS = ("base_model", "base_sha256", "chat_template_sha256", "evaluated", "gate", "data", "report")
@@ -87,7 +87,7 @@ def read_publication(text: bytes, source: str) -> Publication:
         ) from error
     parse_name(publication.name)
     check_facts(publication.facts, source)
-    names = [checked_name(name) for name in publication.files]
+    names = [check_name(name) for name in publication.files]
     refuse_pickled(names, source)
     if files_digest({name: file.model_dump() for name, file in publication.files.items()}) != publication.sha256:
         raise Corrupt(
@@ -149,7 +149,7 @@ def change_json(path: Path, change: Callable[[Mapping[str, object]], Mapping[str
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a fetched version is registered: under the next number, or under the number that it has at its source."""
+    """Registration of a fetched version: under the next number, or under the number that it has at its source."""
 
     registry: AdapterRegistry
     work: Path

@@ -28,7 +28,7 @@ class Strict(BaseModel):
 
 @dataclass(frozen=True)
 class Facts:
-    """One row: the word of a value, and what is true of it."""
+    """A row: the word of a value, and what is true of it."""
 
     word: str
 
@@ -46,7 +46,7 @@ class AxisValue(StrEnum):
         return member
 
 
-def left_out(default: Any, **settings: Any) -> Any:
+def omit_default(default: Any, **settings: Any) -> Any:
     """Return a field that is not written while it has its default, so that a spec that does not use it keeps its
     digest.
     """
@@ -79,7 +79,7 @@ def build_variants(axis: Iterable[Value], noun: str) -> dict[Value, Any]:
     return models
 
 
-def union_of(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> object:
+def build_union(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> object:
     """Return the annotation of a setting that is one of the variants, distinguished by `type`.
 
     A bare word means its defaults. Settings without a `type` are those of the usual value.

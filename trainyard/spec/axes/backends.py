@@ -22,15 +22,15 @@ from trainyard.spec.axes.strategies import Strategy
 Value = TypeVar("Value", bound=StrEnum)
 
 
-def as_named(*values: Value) -> dict[Value, str]:
+def map_to_names(*values: Value) -> dict[Value, str]:
     """Value -> its own name, for tools that call it the same."""
     return {value: value.value for value in values}
 
 
-BY_STEP = as_named(*(schedule for schedule in Schedule if schedule.facts.by_step))
+BY_STEP = map_to_names(*(schedule for schedule in Schedule if schedule.facts.by_step))
 IN_TRANSFORMERS = {
     **{Optimizer.ADAMW: "adamw_torch", Optimizer.SGD: "sgd", Optimizer.ADAMW_8BIT: "adamw_8bit"},
-    **as_named(Optimizer.PAGED_ADAMW_8BIT, Optimizer.ADAFACTOR),
+    **map_to_names(Optimizer.PAGED_ADAMW_8BIT, Optimizer.ADAFACTOR),
     **{Optimizer.LION: "lion_32bit", Optimizer.ADEMAMIX: "ademamix"},
 }
 PAIRWISE = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
@@ -44,14 +44,14 @@ OF_OUR_ENGINE = (
 
 @dataclass(frozen=True, kw_only=True)
 class BackendFacts(Facts):
-    """What one backend supports; a setting that is not named is supported with every value."""
+    """Features of one backend; a setting that is not named is supported with every value."""
 
     stages: tuple[Stage, ...]
     methods: tuple[Method, ...]
     devices: tuple[Device, ...] = EVERY_DEVICE
-    optimizers: Mapping[Optimizer, str] = field(default_factory=lambda: as_named(*Optimizer))
+    optimizers: Mapping[Optimizer, str] = field(default_factory=lambda: map_to_names(*Optimizer))
     """Value -> the tool's word for it."""
-    schedules: Mapping[Schedule, str] = field(default_factory=lambda: as_named(*Schedule))
+    schedules: Mapping[Schedule, str] = field(default_factory=lambda: map_to_names(*Schedule))
     strategies: tuple[Strategy, ...] = ALONE
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Setting, as it is written below `config` -> the values that are supported."""
@@ -79,7 +79,7 @@ class BackendFacts(Facts):
 
 
 class BackendName(AxisValue):
-    """Who executes a training job."""
+    """Backend that executes a training job."""
 
     facts: BackendFacts
 
@@ -106,8 +106,8 @@ class BackendName(AxisValue):
         methods=(Method.LORA, Method.QLORA, Method.DORA, Method.FULL),
         optimizers=IN_TRANSFORMERS,
         schedules={
-            **as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
-            **as_named(Schedule.COSINE_WITH_RESTARTS, Schedule.POLYNOMIAL, Schedule.INVERSE_SQRT),
+            **map_to_names(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
+            **map_to_names(Schedule.COSINE_WITH_RESTARTS, Schedule.POLYNOMIAL, Schedule.INVERSE_SQRT),
             Schedule.WSD: "warmup_stable_decay",
         },
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.FSDP, Strategy.FSDP_HYBRID),
@@ -135,7 +135,7 @@ class BackendName(AxisValue):
         stages=(Stage.SFT,),
         methods=(Method.LORA, Method.QLORA),
         devices=CPU_AND_CUDA,
-        optimizers=as_named(
+        optimizers=map_to_names(
             Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.ADAFACTOR
         ),
         schedules=BY_STEP,
@@ -155,8 +155,8 @@ class BackendName(AxisValue):
         devices=CPU_AND_CUDA,
         optimizers={**IN_TRANSFORMERS, Optimizer.ADAMW_8BIT: "adamw_bnb_8bit"},
         schedules={
-            **as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.COSINE_WITH_RESTARTS, Schedule.CONSTANT),
-            **as_named(Schedule.CONSTANT_WITH_WARMUP, Schedule.POLYNOMIAL, Schedule.INVERSE_SQRT),
+            **map_to_names(Schedule.LINEAR, Schedule.COSINE, Schedule.COSINE_WITH_RESTARTS, Schedule.CONSTANT),
+            **map_to_names(Schedule.CONSTANT_WITH_WARMUP, Schedule.POLYNOMIAL, Schedule.INVERSE_SQRT),
         },
         settings={
             "quantization": (None, Quantization.NF4),
@@ -172,7 +172,7 @@ class BackendName(AxisValue):
         stages=(Stage.SFT,),
         methods=(Method.FULL, Method.LORA),
         devices=CPU_AND_CUDA,
-        optimizers=as_named(Optimizer.ADAMW),
+        optimizers=map_to_names(Optimizer.ADAMW),
         schedules=BY_STEP,
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3),
         settings={
@@ -186,7 +186,7 @@ class BackendName(AxisValue):
         stages=(Stage.SFT, Stage.CPT),
         methods=(Method.LORA, Method.DORA, Method.FULL),
         devices=(Device.CPU, Device.MPS),
-        optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.LION, Optimizer.ADAFACTOR),
+        optimizers=map_to_names(Optimizer.ADAMW, Optimizer.SGD, Optimizer.LION, Optimizer.ADAFACTOR),
         schedules=BY_STEP,
         settings={"quantization": (None,), "method.modules_to_save": ((),)},
         default_only=("eval", *OF_OUR_ENGINE),
@@ -196,8 +196,8 @@ class BackendName(AxisValue):
         stages=(Stage.SFT, Stage.CPT),
         methods=(Method.FULL,),
         devices=(Device.CPU,),
-        optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD),
-        schedules=as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT),
+        optimizers=map_to_names(Optimizer.ADAMW, Optimizer.SGD),
+        schedules=map_to_names(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT),
         settings={
             "quantization": (None, Quantization.GGUF),
             "hyperparameters.precision": (Precision.AUTO, Precision.FP32),
@@ -222,8 +222,8 @@ class BackendName(AxisValue):
         "script",
         stages=(Stage.CPT, Stage.SFT, Stage.DPO, Stage.REWARD),
         methods=tuple(method for method in TRAINED_METHODS if not method.facts.quantised),
-        optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAFACTOR),
-        schedules=as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
+        optimizers=map_to_names(Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAFACTOR),
+        schedules=map_to_names(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
         settings={"hyperparameters.precision": (Precision.AUTO, Precision.FP32), "stage.loss": PAIRWISE},
         default_only=("eval", "stage.turns", *OF_OUR_ENGINE),
         runs_scripts=True,

@@ -1,4 +1,4 @@
-"""What travels between nodes: ports, formats of rows, and who generates rows."""
+"""Data between nodes: ports, formats of rows, and generators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainyard.spec.axes.axis import AxisValue, Facts
 
 
 class Port(StrEnum):
-    """What travels between nodes, always as a reference, never as data."""
+    """Port between nodes; its data travels always as a reference, never as data."""
 
     DOCUMENTS = "documents"
     SFT = "sft"
@@ -34,7 +34,7 @@ MADE_PORTS = (Port.ADAPTER, Port.MODEL, Port.REPORT, Port.REWARD)
 
 @dataclass(frozen=True)
 class FormatFacts(Facts):
-    """One format."""
+    """A format."""
 
     ports: tuple[Port, ...]
     """What a file of it may contain; empty where only its rows say."""
@@ -78,7 +78,7 @@ DECIDING_FIELDS = ("chosen", "label", "completion", "messages", "text", "prompt"
 
 
 class GeneratorKind(StrEnum):
-    """Who writes the generated rows."""
+    """Engine that writes the generated rows."""
 
     EXTRACTIVE = "extractive"
     LOCAL = "local"

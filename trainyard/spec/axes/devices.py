@@ -11,7 +11,7 @@ from trainyard.spec.axes.axis import AxisValue, Facts
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts(Facts):
-    """One device."""
+    """A device."""
 
     torch_type: str
     """What torch calls it; its ROCm builds call an AMD GPU `cuda` (docs.pytorch.org/docs/stable/notes/hip.html)."""
@@ -28,7 +28,7 @@ class DeviceFacts(Facts):
 
 
 class Device(AxisValue):
-    """Where a job computes; `auto` takes CUDA, then ROCm, then Apple's MPS, then the CPU, and records which."""
+    """Device of a job; `auto` takes CUDA, then ROCm, then Apple's MPS, then the CPU, and records which."""
 
     facts: DeviceFacts
 
@@ -43,7 +43,7 @@ EVERY_DEVICE = (Device.CPU, Device.CUDA, Device.ROCM, Device.MPS)
 CPU_AND_GPUS = (Device.CPU, Device.CUDA, Device.ROCM)
 
 
-def one_of(devices: Sequence[Device]) -> str:
+def join_devices(devices: Sequence[Device]) -> str:
     """`cpu, cuda or rocm`."""
     *first, last = devices
     return f"{', '.join(first)} or {last}" if first else str(last)

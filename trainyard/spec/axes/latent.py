@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_union, build_variants
 
 ALL_TOKENS = 1 << 30
 """More than any reasoning has."""
@@ -20,7 +20,7 @@ LATENT_FILE = "latent.json"
 
 @dataclass(frozen=True, kw_only=True)
 class LatentCost:
-    """What a technique computes and keeps besides the tokens of a row, at most. `plan` counts memory and time by it."""
+    """Costs of a technique besides the tokens of a row, at most. `plan` counts memory and time by it."""
 
     added: int = 0
     """Positions with vectors of its own, in each row."""
@@ -78,7 +78,7 @@ class LatentSettings(Variant):
 
 
 class GranularitySettings(Variant):
-    """What sparse attention chooses for each token."""
+    """Selection of sparse attention for each token."""
 
     type: Granularity
 
@@ -160,13 +160,13 @@ class HeadChoice(GranularitySettings):
 
 @dataclass(frozen=True, kw_only=True)
 class GranularityFacts(Facts):
-    """One thing that sparse attention chooses."""
+    """A kind of selection of sparse attention."""
 
     settings: type[GranularitySettings]
 
 
 class Granularity(AxisValue):
-    """What sparse attention chooses."""
+    """Kind of selection of sparse attention."""
 
     facts: GranularityFacts
 
@@ -179,7 +179,7 @@ GRANULARITY_SETTINGS: Mapping[Granularity, type[GranularitySettings]] = build_va
 if TYPE_CHECKING:
     AnyGranularity = GranularitySettings
 else:
-    AnyGranularity = union_of(GRANULARITY_SETTINGS, Granularity.TOKEN)
+    AnyGranularity = build_union(GRANULARITY_SETTINGS, Granularity.TOKEN)
 
 
 class DsaSettings(LatentSettings):
@@ -346,7 +346,7 @@ class CodiSettings(LatentSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentFacts(Facts):
-    """One technique."""
+    """A technique."""
 
     settings: type[LatentSettings]
     reads_steps: bool = False
@@ -384,4 +384,4 @@ LATENT_SETTINGS: Mapping[Latent, type[LatentSettings]] = build_variants(Latent, 
 if TYPE_CHECKING:
     AnyLatent = LatentSettings
 else:
-    AnyLatent = union_of(LATENT_SETTINGS, Latent.PAUSE)
+    AnyLatent = build_union(LATENT_SETTINGS, Latent.PAUSE)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainyard.spec.axes.axis import AxisValue, Facts, MainInt, Variant, build_variants, left_out, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, MainInt, Variant, build_union, build_variants, omit_default
 
 ADAPTER_PROFILES: dict[str, dict[str, object]] = {
     "platform": {"rank": 32, "alpha": 64.0, "dropout": 0.0, "target_modules": "all-linear"},
@@ -41,7 +41,7 @@ class FullSettings(MethodSettings):
 
 
 class AdapterSettings(MethodSettings):
-    """Where an adapter is put. `profile` fills what is left out.
+    """Target layers of an adapter. `profile` fills what is left out.
 
     `platform`: rank 32, alpha 64, dropout 0, all linear layers. `classic`: rank 8, alpha 16, dropout 0.05, q and v
     projections. `nightly`: rank 16, alpha 32, dropout 0, the seven projections.
@@ -66,7 +66,7 @@ class LowRankSettings(AdapterSettings):
     rank: MainInt | None = Field(None, ge=1, le=256, description="Width of the two matrices.")
     alpha: float | None = Field(None, gt=0, le=4096, description="Scale; default: twice the rank.")
     rslora: bool = Field(False, description="Scale by alpha / sqrt(rank), arXiv 2312.03732.")
-    init: str = left_out(
+    init: str = omit_default(
         DEFAULT_INIT, pattern=r"^(default|pissa|pissa_niter_[1-9][0-9]?|loftq)$",
         description="First weights: default (changes nothing), pissa or pissa_niter_N (arXiv 2404.02948), loftq "
         "(arXiv 2310.08659). The saved adapter has twice the rank, and fits the base as it is.",
@@ -87,17 +87,17 @@ class LoraPlusSettings(LowRankSettings):
 
 
 class OftSettings(AdapterSettings):
-    """Where the rotations are put, and their size. Of a profile, dropout and target modules apply."""
+    """Target layers of the rotations, and their size. Of a profile, dropout and target modules apply."""
 
     block_size: int = Field(32, ge=2, le=4096, description="Inputs that rotate together.")
 
 
 class FreezeSettings(MethodSettings):
-    """Which of the last weights are trainable, or, with `interval`, how often others are drawn."""
+    """Number of last blocks that are trainable, or, with `interval`, how often others are drawn."""
 
     blocks: int = Field(2, ge=1, le=1024, description="Last blocks that are trainable; with interval, random ones.")
     head: bool = Field(False, description="Whether the output layer is trainable, too.")
-    interval: int | None = left_out(
+    interval: int | None = omit_default(
         None, ge=1, le=1_000_000,
         description="Steps after which other blocks are drawn; embeddings and output layer are always trainable then "
         "(LISA, arXiv 2403.17919).",
@@ -130,21 +130,21 @@ def with_type(settings: MethodSettings, method: Method) -> MethodSettings:
     return method.settings(**{name: getattr(settings, name) for name in shared})
 
 
-def trained_rank(method: MethodSettings) -> int:
+def find_trained_rank(method: MethodSettings) -> int:
     """Rank of the adapter that is trained; 0 where there is none."""
     return (method.rank or 0) if isinstance(method, LowRankSettings) else 0
 
 
-def rank_of(method: MethodSettings) -> int:
+def find_rank(method: MethodSettings) -> int:
     """Rank of the adapter that a method leaves; 0 where it has none. What an adapter began with is subtracted by as
     many ranks more."""
     doubled = isinstance(method, LowRankSettings) and method.changes_base
-    return trained_rank(method) * (2 if doubled else 1)
+    return find_trained_rank(method) * (2 if doubled else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodFacts(Facts):
-    """One method."""
+    """A method."""
 
     settings: type[MethodSettings] = LowRankSettings
     """Its settings."""
@@ -160,7 +160,7 @@ class MethodFacts(Facts):
 
 
 class Method(AxisValue):
-    """Which weights are trainable."""
+    """Method: which weights are trainable."""
 
     facts: MethodFacts
 
@@ -186,4 +186,4 @@ ADAPTER_METHODS = frozenset(method for method in Method if method.facts.adapter)
 if TYPE_CHECKING:
     AnyMethod = MethodSettings
 else:
-    AnyMethod = union_of(METHOD_SETTINGS, Method.LORA)
+    AnyMethod = build_union(METHOD_SETTINGS, Method.LORA)

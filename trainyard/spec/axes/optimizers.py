@@ -11,7 +11,7 @@ from trainyard.spec.packages import BITSANDBYTES, GALORE, SCHEDULE_FREE, TORCH, 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerFacts(Facts):
-    """One optimizer."""
+    """An optimizer."""
 
     why: str
     """When to use it, with its source."""
@@ -26,7 +26,7 @@ class OptimizerFacts(Facts):
 
 
 class Optimizer(AxisValue):
-    """How a step is made of the gradients."""
+    """Optimizer: how a step is computed from the gradients."""
 
     facts: OptimizerFacts
 

@@ -19,7 +19,7 @@ NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationFacts(Facts):
-    """One format."""
+    """A format."""
 
     package: Package
     note: str

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
 
-from trainyard.spec.axes.axis import Strict, left_out
+from trainyard.spec.axes.axis import Strict, omit_default
 
 
 class RewardSource(Strict):
-    """What a completion is worth; several are added, each times its weight."""
+    """Reward of a completion; several are added, each times its weight."""
 
     weight: float = Field(1.0, ge=-100, le=100, description="Below 0 for what is unwanted; 0 only reports it.")
 
@@ -21,7 +21,7 @@ class ExactMatchReward(RewardSource):
 
     type: Literal["exact_match"] = "exact_match"
     ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
-    after: str | None = left_out(
+    after: str | None = omit_default(
         None, min_length=1, max_length=64, description="Only what follows the last of this mark counts, such as ####."
     )
 
@@ -46,7 +46,7 @@ class RegexReward(RewardSource):
     @classmethod
     def that_compiles(cls, pattern: str) -> str:
         try:
-            compiled(pattern)
+            compile_pattern(pattern)
         except SchemaError as error:
             why = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
             args = {"pattern": pattern, "why": why.rstrip(".")}
@@ -94,13 +94,13 @@ class JudgeReward(RewardSource):
     """0 to 1, as a model at an endpoint judges the completion by a rubric."""
 
     type: Literal["judge"] = "judge"
-    endpoint: str | None = left_out(
+    endpoint: str | None = omit_default(
         None, min_length=1, max_length=256, description="Endpoint of trainyard.toml at which it answers, with its key."
     )
-    base_url: str | None = left_out(
+    base_url: str | None = omit_default(
         None, min_length=1, max_length=2048, description="OpenAI-compatible address, asked without a key."
     )
-    model: str | None = left_out(
+    model: str | None = omit_default(
         None, min_length=1, max_length=256, description="The server's name for the judge; default: the endpoint's."
     )
     rubric: str = Field(min_length=1, max_length=4096, description="What a good answer has.")
@@ -121,16 +121,16 @@ class JudgeReward(RewardSource):
 
 
 class EnvironmentReward(RewardSource):
-    """What the environment of a conversation gives for it; needs `stage.environment`."""
+    """Reward that the environment of a conversation gives; needs `stage.environment`."""
 
     type: Literal["environment"] = "environment"
 
 
 class EnvironmentSettings(Strict):
-    """Who answers a completion, so that it becomes a conversation of several turns."""
+    """Environment that answers a completion, so that it becomes a conversation of several turns."""
 
     type: Literal["calculator", "python", "guessing", "function"] = Field(description="What answers.")
-    name: str | None = left_out(
+    name: str | None = omit_default(
         None, min_length=1, max_length=100, description="Of the function, in the setting `environments`."
     )
     max_turns: int = Field(4, ge=1, le=64, description="Turns of the model, after which a conversation ends.")
@@ -143,10 +143,10 @@ class EnvironmentSettings(Strict):
 
 
 class RolloutSettings(Strict):
-    """Who draws the completions: the engine that trains, or a vLLM server next to it on the same device."""
+    """Sampler of the completions: the engine that trains, or a vLLM server next to it on the same device."""
 
     engine: Literal["native", "vllm"] = Field("native", description="Who draws.")
-    memory: float | None = left_out(
+    memory: float | None = omit_default(
         None, gt=0.1, lt=0.95, description="Share of the device's memory that vLLM takes while it draws; default 0.4."
     )
 
@@ -171,7 +171,7 @@ Reward = Annotated[
 ]
 
 
-def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
+def compile_pattern(pattern: str, *, full: bool = False) -> SchemaValidator:
     """Return a pattern as an automaton of bounded size (Rust's regex, which pydantic brings):
     `isinstance_python(text)`.
 

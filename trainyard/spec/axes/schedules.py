@@ -9,7 +9,7 @@ from trainyard.spec.axes.axis import AxisValue, Facts
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFacts(Facts):
-    """One schedule."""
+    """A schedule."""
 
     constant: bool = False
     """Whether the rate stays at its peak after the warmup."""
@@ -22,7 +22,7 @@ class ScheduleFacts(Facts):
 
 
 class Schedule(AxisValue):
-    """How the learning rate changes over the steps."""
+    """Learning-rate schedule: how the rate changes over the steps."""
 
     facts: ScheduleFacts
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_variants, left_out, union_of
+from trainyard.spec.axes.axis import AxisValue, Facts, Variant, build_union, build_variants, omit_default
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.latent import AnyLatent, LatentSettings
 from trainyard.spec.axes.rewards import (
@@ -23,7 +23,7 @@ from trainyard.spec.axes.rewards import (
 
 @dataclass(frozen=True, kw_only=True)
 class LossFacts(Facts):
-    """One loss of the dpo stage."""
+    """A loss of the dpo stage."""
 
     needs_reference: bool = True
     compares_rows: bool = False
@@ -44,13 +44,13 @@ class PreferenceLoss(AxisValue):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricFacts(Facts):
-    """One metric of an evaluation during training."""
+    """A metric of an evaluation during training."""
 
     best: Literal["min", "max"]
 
 
 class EvalMetric(AxisValue):
-    """What an evaluation during training measures, and what decides which checkpoint is the best."""
+    """Metric of an evaluation during training, which also decides the best checkpoint."""
 
     facts: MetricFacts
 
@@ -115,7 +115,7 @@ class StageSettings(Variant):
 
     @property
     def environment_function(self) -> str | None:
-        """Return the operator's function that answers completions; None: a built-in one, or nobody."""
+        """Return the operator's function that answers completions; None: a built-in one, or none."""
         return None
 
     @property
@@ -134,16 +134,18 @@ class PlainSettings(StageSettings):
 
 
 class SftSettings(StageSettings):
-    """Which turns are learned, and how their tokens count."""
+    """Supervised fine-tuning: which turns are learned, and how their tokens count."""
 
-    average: Literal["token", "row"] = left_out(
+    average: Literal["token", "row"] = omit_default(
         "token", description="What the loss of a step is a mean over: its tokens, or the means of its rows."
     )
-    turns: Literal["all", "last"] = left_out("all", description="Turns of the assistant that are learned.")
-    neftune_alpha: float | None = left_out(
+    turns: Literal["all", "last"] = omit_default("all", description="Turns of the assistant that are learned.")
+    neftune_alpha: float | None = omit_default(
         None, gt=0, le=1000, description="Noise on the embeddings in training (arXiv 2310.05914); 5 is usual."
     )
-    latent: AnyLatent | None = left_out(None, description="Reasoning without words before the answer; none by default.")
+    latent: AnyLatent | None = omit_default(
+        None, description="Reasoning without words before the answer; none by default."
+    )
 
     @property
     def technique(self) -> LatentSettings | None:
@@ -151,7 +153,7 @@ class SftSettings(StageSettings):
 
 
 class RewardSettings(StageSettings):
-    """How the scores of a reward model are kept in place."""
+    """Reward modelling: how scores are kept centred."""
 
     centering: float = Field(0.0, ge=0, le=10, description="Weight of (r_chosen + r_rejected)^2; 0.01 is usual.")
 
@@ -186,7 +188,7 @@ class DpoSettings(AnswersSettings):
 
 
 class KtoSettings(AnswersSettings):
-    """How good and bad answers count."""
+    """KTO: how good and bad answers count."""
 
     beta: float = Field(0.1, gt=0, le=100, description="How strongly the reference counts.")
     desirable_weight: float = Field(1.0, gt=0, le=100, description="Of good answers.")
@@ -200,10 +202,10 @@ class KtoSettings(AnswersSettings):
 class DrawnSettings(StageSettings):
     """A stage that learns from the rewards of what it draws."""
 
-    environment: EnvironmentSettings | None = left_out(
+    environment: EnvironmentSettings | None = omit_default(
         None, description="Who answers a completion, so that it becomes a conversation; none by default."
     )
-    rollouts: RolloutSettings = left_out(RolloutSettings(), description="Who draws the completions.")
+    rollouts: RolloutSettings = omit_default(RolloutSettings(), description="Who draws the completions.")
 
     @property
     def turns(self) -> int:
@@ -216,7 +218,7 @@ class DrawnSettings(StageSettings):
 
 
 class PpoSettings(DrawnSettings):
-    """How completions are drawn, what they are worth, and how far a step goes (Schulman et al. 2017, arXiv
+    """PPO: sampling, rewards and step size (Schulman et al. 2017, arXiv
     1707.06347)."""
 
     rewards: tuple[Reward, ...] = Field((), max_length=32, description="Added, each times its weight; at least one.")
@@ -258,7 +260,7 @@ class PpoSettings(DrawnSettings):
 
 
 class GrpoSettings(DrawnSettings, AnswersSettings):
-    """How completions are drawn, and what they are worth (Shao et al. 2024, arXiv 2402.03300)."""
+    """GRPO: sampling and rewards (Shao et al. 2024, arXiv 2402.03300)."""
 
     rewards: tuple[Reward, ...] = Field((), max_length=32, description="Added, each times its weight; at least one.")
     num_generations: int = Field(
@@ -361,7 +363,7 @@ class DistillSettings(StageSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class StageFacts(Facts):
-    """One objective."""
+    """An objective."""
 
     settings: type[StageSettings] = PlainSettings
     """Its settings."""
@@ -397,7 +399,7 @@ class StageFacts(Facts):
 
 
 class Stage(AxisValue):
-    """Which objective is trained."""
+    """Objective of a training."""
 
     facts: StageFacts
 
@@ -480,4 +482,4 @@ STAGE_SETTINGS: Mapping[Stage, type[StageSettings]] = build_variants(Stage, "Sta
 if TYPE_CHECKING:
     AnyStage = StageSettings
 else:
-    AnyStage = union_of(STAGE_SETTINGS, Stage.SFT)
+    AnyStage = build_union(STAGE_SETTINGS, Stage.SFT)

@@ -9,7 +9,7 @@ from trainyard.spec.axes.axis import AxisValue, Facts
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyFacts(Facts):
-    """One strategy. ZeRO: arXiv 1910.02054, section 3."""
+    """A strategy. ZeRO: arXiv 1910.02054, section 3."""
 
     divided: tuple[str, ...] = ()
     """Parts of the memory that its processes divide among them."""
@@ -18,7 +18,7 @@ class StrategyFacts(Facts):
 
 
 class Strategy(AxisValue):
-    """How the processes of a training share it; `single` is one process."""
+    """Parallelism of a training; `single` is one process."""
 
     facts: StrategyFacts
 

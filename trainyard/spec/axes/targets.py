@@ -15,7 +15,7 @@ PLAIN = frozenset(method for method in Method if method.facts.summed)
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts(Facts):
-    """One kind of target."""
+    """A kind of target."""
 
     server: Literal["none", "running", "started"]
     """Whether it is a folder, a server that is up before the deployment, or one that the deployer starts because its
@@ -36,7 +36,7 @@ class TargetFacts(Facts):
 
 
 class TargetType(AxisValue):
-    """Where a deployer makes an adapter answer."""
+    """Target of a deployer, where an adapter becomes live."""
 
     facts: TargetFacts
 

@@ -1,4 +1,4 @@
-"""Which combinations are refused, and what to write instead: one table.
+"""Table of the refused combinations, and what to write instead.
 
 This is the only place that speaks of two axes together, with the data that it reads: what each backend and target
 supports (`spec/axes`).

@@ -11,7 +11,7 @@ from trainyard.spec.axes.methods import (
     adapter_settings,
 )
 from trainyard.spec.compat.context import Match, NodeView, Row
-from trainyard.spec.compat.training import earlier, written_as_one
+from trainyard.spec.compat.training import earlier, find_stacked_trainer
 from trainyard.spec.estimate.shape import BaseFacts
 from trainyard.spec.training import TrainerConfig
 
@@ -51,13 +51,13 @@ def unfit_for_experts(config: TrainerConfig, base: BaseFacts) -> Match:
     ]
 
 
-def facts_of(config: TrainerConfig, at: NodeView) -> BaseFacts | None:
+def find_base_facts(config: TrainerConfig, at: NodeView) -> BaseFacts | None:
     return at.facts.base(config.base_model) if at.facts.base and config.base_model else None
 
 
 def other_experts(config: TrainerConfig, at: NodeView) -> Match:
     """Return two adapters on different matrices of the experts, which PEFT does not compute with together."""
-    before, base = written_as_one(config, at), facts_of(config, at)
+    before, base = find_stacked_trainer(config, at), find_base_facts(config, at)
     if before is None or base is None or not base.experts or not (reaches_experts(config) and reaches_experts(before)):
         return False
     old, new = adapter_settings(before.method), adapter_settings(config.method)
@@ -70,7 +70,7 @@ def has_shape(config: TrainerConfig) -> bool:
 
 def sums_into_shared(config: TrainerConfig, at: NodeView) -> Match:
     """Return an earlier adapter that would be written into weights that several blocks share."""
-    base, before = facts_of(config, at), earlier(at)
+    base, before = find_base_facts(config, at), earlier(at)
     if base is None or before is None or base.model_type not in SHARING_TYPES:
         return False
     return (config.adapter == "merge" or not has_shape(config)) and {"type": base.model_type}
@@ -79,7 +79,7 @@ def sums_into_shared(config: TrainerConfig, at: NodeView) -> Match:
 ADAPTER_BASE_ROWS = (
     Row(
         "adapter-experts", "R-ADAPTER", "trainer", "config.{where}",
-        lambda config, at: (base := facts_of(config, at)) is not None and unfit_for_experts(config, base),
+        lambda config, at: (base := find_base_facts(config, at)) is not None and unfit_for_experts(config, base),
         "The base {config.base_model!r} has {experts} experts in a block as stacked matrices, and an adapter on those "
         "cannot have {what}.",
         "Use {use}, or `target_modules: attention-only`.", scope="run",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from trainyard.errors import Reason
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import trained_rank
+from trainyard.spec.axes.methods import find_trained_rank
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.stages import DpoSettings
 from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill
@@ -100,7 +100,7 @@ USUAL_RANKS = (8, 64)
 
 
 class Advice(NamedTuple):
-    """One row: when it is reported, and the sentence, filled from the config."""
+    """A row: when it is reported, and the sentence, filled from the config."""
 
     when: Callable[[TrainerConfig], bool]
     says: str
@@ -110,7 +110,7 @@ class Advice(NamedTuple):
 
 def unusual_rank(config: TrainerConfig) -> bool:
     least, most = USUAL_RANKS
-    return not least <= (trained_rank(config.method) or least) <= most
+    return not least <= (find_trained_rank(config.method) or least) <= most
 
 
 def depends_on_micro_batch(config: TrainerConfig) -> bool:
@@ -127,7 +127,7 @@ ADVICE = (
     ),
     Advice(
         lambda config: config.hyperparameters.optimizer is Optimizer.MUON and config.method.facts.adapter,
-        "Muon was made for whole matrices; for the two factors of an adapter nobody has shown that it helps.",
+        "Muon was made for whole matrices; it is not known to help for the two factors of an adapter.",
     ),
     Advice(
         depends_on_micro_batch,

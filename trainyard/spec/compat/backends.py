@@ -1,4 +1,4 @@
-"""What a backend does not support: one row, one wording, for chains, jobs and nights. The limits are data of its axis.
+"""Limits of backends: one row, one wording, for chains, jobs and nights. The limits are data of its axis.
 
 Whether a backend is installed, and what needs its packages or a device, is asked at run by the backend itself.
 """
@@ -14,7 +14,7 @@ from trainyard.spec.axes.backends import ALONE, EXTRA_CODE, OWN_KEYS, BackendNam
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, listed
+from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, join_words
 from trainyard.spec.model_schema import ABSENT, read_setting
 from trainyard.spec.training import TrainerConfig
 
@@ -58,7 +58,7 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
         yield Limit("device", (Device.AUTO, Device.CUDA), f"method {config.method} has kernels for CUDA only")
 
 
-def refused_settings(config: TrainerConfig) -> dict[str, Limit]:
+def find_refused_settings(config: TrainerConfig) -> dict[str, Limit]:
     """Setting -> the limit of its backend that it breaks."""
     values = {limit: read_setting(config, limit.setting) for limit in limits(config)}
     unmet = {limit.setting: limit for limit, value in values.items() if value not in (ABSENT, *limit.allowed)}
@@ -80,29 +80,34 @@ def supporters(config: TrainerConfig, setting: str) -> list[str]:
     copies = {
         name.value: config.model_copy(update={"backend": name}) for name in candidates if name is not config.backend
     }
-    return [name for name, copy in copies.items() if not named & refused_settings(copy).keys()]
+    return [name for name, copy in copies.items() if not named & find_refused_settings(copy).keys()]
 
 
-def in_words(value: object) -> str:
+def format_value(value: object) -> str:
     if isinstance(value, tuple):
-        return listed(value) or "none"
+        return join_words(value) or "none"
     if isinstance(value, Strict):
-        return ", ".join(f"{name} {in_words(item)}" for name, item in value if name in value.model_fields_set) or "{}"
+        return (
+            ", ".join(f"{name} {format_value(item)}" for name, item in value if name in value.model_fields_set) or "{}"
+        )
     return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
 
 
 def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Match:
     """Return the words of each setting that the backend of a trainer does not support."""
     facts, matches = config.backend.facts, []
-    for setting, limit in refused_settings(config).items():
+    for setting, limit in find_refused_settings(config).items():
         value, alternatives = read_setting(config, setting), supporters(config, setting)
         why = limit.why or facts.why.get(str(value)) or facts.why.get(setting, "")
-        instead = [listed(map(in_words, limit.allowed)), f"backend {listed(alternatives)}" if alternatives else ""]
+        instead = [
+            join_words(map(format_value, limit.allowed)),
+            f"backend {join_words(alternatives)}" if alternatives else "",
+        ]
         instead.append("a script of your own in launch.script" if facts.runs_scripts else "")
         matches.append({
             "setting": setting,
             "name": setting.rpartition(".")[2],
-            "value": in_words(value),
+            "value": format_value(value),
             "why": f": {why}" if why else "",
             "instead": ", or ".join(filter(None, instead)),
         })  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a row of the table sees: one node in its place in the chain, and the facts of the machine at run."""
+"""Context of a row of the table: one node in its place in the chain, and the facts of the machine at run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Match = bool | MessageArgs | Sequence[MessageArgs] | None
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the machine, the settings and the caller's folders say when a chain is about to run. None: not known."""
+    """Facts of the machine, the settings and the caller's folders for a run. None: not known."""
 
     endpoints: Set[str] | None = None
     """Endpoints that the settings name, with an address and perhaps a key."""
@@ -81,7 +81,7 @@ class View:
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node in its chain."""
+    """A node in its chain."""
 
     node: ResolvedNode
     view: View
@@ -109,7 +109,7 @@ When = Callable[[Any, NodeView], Match]
 
 @dataclass(frozen=True)
 class Row:
-    """One refused combination. `field` may contain words in braces too, such as the number of a target."""
+    """A refused combination. `field` may contain words in braces too, such as the number of a target."""
 
     name: str
     """Its own, as the bad chain that it refuses is named."""
@@ -127,7 +127,7 @@ class Row:
     settings of a step session."""
 
 
-def listed(values: Iterable[object]) -> str:
+def join_words(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 

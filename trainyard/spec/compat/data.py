@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
-from trainyard.spec.compat.context import Match, NodeView, Row, When, listed
+from trainyard.spec.compat.context import Match, NodeView, Row, When, join_words
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
 from trainyard.spec.ports import ROW_PORTS
 
@@ -27,7 +27,7 @@ def data_missing(*ports: Port) -> When:
         missing = at.view.missing.get(at.node.id)
         if missing is None or missing.needed != ports or missing.only_control:
             return False
-        return {"offered": listed(missing.offered) or "nothing"}
+        return {"offered": join_words(missing.offered) or "nothing"}
 
     return when
 
@@ -37,7 +37,7 @@ def two_sources(_: object, at: NodeView) -> Match:
     shared: dict[tuple[str, ...], list[str]] = {}
     for ambiguity in at.view.ambiguous.get(at.node.id, []):
         shared.setdefault(ambiguity.candidates, []).append(ambiguity.port.value)
-    return [{"ports": listed(ports), "nodes": " and ".join(map(repr, nodes))} for nodes, ports in shared.items()]
+    return [{"ports": join_words(ports), "nodes": " and ".join(map(repr, nodes))} for nodes, ports in shared.items()]
 
 
 def own_output(config: AiGeneratorConfig, at: NodeView) -> Match:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.devices import EVERY_DEVICE, Device, one_of
+from trainyard.spec.axes.devices import EVERY_DEVICE, Device, join_devices
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.stages import DistillSettings, GrpoSettings, PpoSettings, PreferenceLoss, Stage, StageSettings
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.compat.context import Match, NodeView, Row, When, listed
+from trainyard.spec.compat.context import Match, NodeView, Row, When, join_words
 from trainyard.spec.model_schema import read_setting
 from trainyard.spec.training import (
     EngineSettings,
@@ -53,7 +53,7 @@ def has_no_store(config: TrainerConfig) -> bool:
 
 @dataclass(frozen=True)
 class Reader:
-    """One setting, and who reads it: in words, and as a question to a trainer."""
+    """A setting and its reader, in words and as a predicate on a trainer."""
 
     setting: str
     by: str
@@ -192,12 +192,12 @@ def outside_devices(read: Callable[[TrainerConfig], Optimizer | Quantization | N
     def when(config: TrainerConfig, _: NodeView) -> Match:
         value = read(config)
         devices = value.facts.devices if value else EVERY_DEVICE
-        return config.device not in (Device.AUTO, *devices) and {"value": value, "here": one_of(devices)}
+        return config.device not in (Device.AUTO, *devices) and {"value": value, "here": join_devices(devices)}
 
     return when
 
 
-def trained_through(config: TrainerConfig) -> Quantization | None:
+def find_trained_format(config: TrainerConfig) -> Quantization | None:
     """Return the format of the base that qlora trains through; None where no adapter can be trained through it."""
     return config.base_format if config.base_format and config.base_format.facts.trains else None
 
@@ -285,7 +285,7 @@ ENGINE_ROWS = (
     ),
     Row(
         "quant-device", "R-DEVICE", "trainer", "config.quantization",
-        outside_devices(trained_through),
+        outside_devices(find_trained_format),
         "A base in {value} cannot be computed with on {config.device}.",
         "Use device {here}, or method lora.",
     ),
@@ -300,7 +300,7 @@ def shares_nothing(config: TrainerConfig, _: NodeView) -> Match:
     """Match more than one process with the strategy of one."""
     shared = config.backend.facts.strategies[1:]
     is_unlaunched = config.launch.strategy is Strategy.SINGLE and config.launch.processes > 1
-    return is_unlaunched and bool(shared) and {"strategies": listed(shared)}
+    return is_unlaunched and bool(shared) and {"strategies": join_words(shared)}
 
 
 def shares_alone(config: TrainerConfig, _: NodeView) -> bool:
@@ -318,7 +318,7 @@ def unfit_shard(config: TrainerConfig, _: NodeView) -> Match:
         return False
     return {
         "size": size,
-        "do": f"shard_size {listed(fitting)}" if fitting else "an even number of processes, 4 or more",
+        "do": f"shard_size {join_words(fitting)}" if fitting else "an even number of processes, 4 or more",
     }
 
 
@@ -330,7 +330,7 @@ LAUNCH_ROWS = (
     ),
     Row(
         "launch-processes-one", "R-LAUNCH", "trainer", "config.launch.processes", shares_alone,
-        "Strategy {config.launch.strategy} shares a training, and one process has nobody to share it with.",
+        "Strategy {config.launch.strategy} shares a training between processes, and this one has a single process.",
         "Use processes: 2 or more, or remove strategy.",
     ),
     Row(

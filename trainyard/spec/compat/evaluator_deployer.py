@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
-from trainyard.spec.axes.methods import AdapterSettings, Method, rank_of
+from trainyard.spec.axes.methods import AdapterSettings, Method, find_rank
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.compat.context import Match, NodeView, Row, When, listed
+from trainyard.spec.compat.context import Match, NodeView, Row, When, join_words
 from trainyard.spec.nodes import (
     REWARD_BENCHMARKS,
     AiGeneratorConfig,
@@ -39,7 +39,7 @@ def only_control(_: Any, at: NodeView) -> Match:
     return missing is not None and missing.only_control
 
 
-def held_out_sets(at: NodeView) -> frozenset[str]:
+def list_held_out_sets(at: NodeView) -> frozenset[str]:
     """Return the names of the sets that are held out of the data that reaches a node."""
     sets: set[str] = set()
     for port in DATA_PORTS & set(at.node.inputs):
@@ -66,18 +66,18 @@ def multiple_wordings(at: NodeView, port: Port) -> bool:
 def no_held_out_sets(config: EvaluatorConfig, at: NodeView) -> Match:
     lines = config.benchmarks
     has_rows = [line.path or line.name in OWN_ROWS or line.name.startswith(LM_EVAL_PREFIX) for line in lines]
-    return not (has_rows and all(has_rows)) and not held_out_sets(at)
+    return not (has_rows and all(has_rows)) and not list_held_out_sets(at)
 
 
 def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
     """Return a benchmark on a set that is not held out, where others are."""
-    there = held_out_sets(at)
+    there = list_held_out_sets(at)
     if not there:
         return False
     set_names = {f"benchmarks.{index}.set": str(line.set) for index, line in enumerate(config.benchmarks)}
     set_names["primary"] = (config.primary or "").partition("/")[2]
     absent = {where: name for where, name in set_names.items() if name in SETS and name not in there}
-    return [{"where": where, "set": name, "there": listed(sorted(there))} for where, name in absent.items()]
+    return [{"where": where, "set": name, "there": join_words(sorted(there))} for where, name in absent.items()]
 
 
 def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Match:
@@ -85,7 +85,7 @@ def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Match:
     fits = [line.name == name and (not slash or line.set in (set_name, None)) for line in config.benchmarks]
     if not config.primary or not fits or any(fits):
         return False
-    return {"names": listed(line.name for line in config.benchmarks)}
+    return {"names": join_words(line.name for line in config.benchmarks)}
 
 
 def unread_judge(config: EvaluatorConfig, _: NodeView) -> Match:
@@ -94,7 +94,7 @@ def unread_judge(config: EvaluatorConfig, _: NodeView) -> Match:
     if config.judge is None:
         return False
     if not names & set(JUDGED):
-        return {"setting": "judge", "by": listed(JUDGED)}
+        return {"setting": "judge", "by": join_words(JUDGED)}
     return config.judge.rubric is not None and RUBRIC not in names and {"setting": "judge.rubric", "by": RUBRIC}
 
 
@@ -149,15 +149,15 @@ def set_on(config: DeployerConfig, server: str, settings: Sequence[str]) -> Matc
 
 
 def rank_too_high(target: Target, trainer: TrainerConfig) -> Match:
-    limit, rank = target.max_lora_rank or target.type.facts.max_lora_rank, rank_of(trainer.method)
+    limit, rank = target.max_lora_rank or target.type.facts.max_lora_rank, find_rank(trainer.method)
     return limit is not None and rank > limit and {"limit": limit, "rank": rank}
 
 
-def unserved(type: TargetType, method: Method, whole_modules: Sequence[str]) -> list[str]:
+def list_unserved(type: TargetType, method: Method, whole_modules: Sequence[str]) -> list[str]:
     """Return what of an adapter a server of a type does not serve."""
     unsupported = [f"adapters of method {method}"] if method not in type.facts.methods else []
     if whole_modules and not type.facts.whole_modules:
-        unsupported.append(f"adapters with whole modules ({listed(whole_modules)})")
+        unsupported.append(f"adapters with whole modules ({join_words(whole_modules)})")
     return unsupported
 
 
@@ -166,7 +166,7 @@ def unserved_adapters(config: DeployerConfig, at: NodeView) -> Match:
     method = trainer.method if trainer is not None else None
     return isinstance(method, AdapterSettings) and [
         {"index": index, "target": target, "what": part} for index, target in enumerate(config.targets)
-        for part in unserved(target.type, method.type, method.modules_to_save) if target.merged is None
+        for part in list_unserved(target.type, method.type, method.modules_to_save) if target.merged is None
     ]  # fmt: skip
 
 
@@ -283,7 +283,7 @@ DEPLOYER_ROWS = (
     Row(
         "unevaluated", "R-UNEVALUATED", "deployer", "config.unevaluated",
         lambda config, at: not config.unevaluated and not at.sources(Port.REPORT),
-        "No evaluator is before the deployer, so nobody would know whether the adapter is better.",
+        "No evaluator is before the deployer, so there is no measurement of whether the adapter is better.",
         "Put an evaluator before it, or write `unevaluated: true`.", chained=True,
     ),
     Row(
@@ -299,7 +299,7 @@ DEPLOYER_ROWS = (
     ),
     Row(
         "reward-deploy", "R-REWARD", "deployer", "needs", before_is_reward,
-        "The trainer before it makes a reward model, which gives scores and answers nobody.",
+        "The trainer before it makes a reward model, which gives scores and cannot answer prompts.",
         "Deploy the adapter of another stage.", chained=True,
     ),
     Row(

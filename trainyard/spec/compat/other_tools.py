@@ -9,7 +9,7 @@ from __future__ import annotations
 from trainyard.errors import Reason
 from trainyard.json_types import JsonMapping
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, listed
+from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, join_words
 
 PROVIDERS = ("openai", "together", "fireworks", "anyscale", "bedrock", "vertex")
 """Cloud services that fine-tune a model of theirs on uploaded rows."""
@@ -36,7 +36,7 @@ WORD_ROWS = (
     Row(
         "provider", "R-PROVIDER", "trainer", "config.{field}", cloud_provider,
         "{what} is not in this release: no rows are sent to a provider, and every training runs on your own machines.",
-        f"Use a dataset of this machine and a backend that runs here: {listed(BackendName)}.", scope="words",
+        f"Use a dataset of this machine and a backend that runs here: {join_words(BackendName)}.", scope="words",
     ),
     Row(
         "chain-key", "R-ENDPOINT", "*", "config.{field}",

@@ -11,7 +11,7 @@ from trainyard.spec.axes.data import GeneratorKind
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, fill, listed
+from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, fill, join_words
 from trainyard.spec.compat.engine import GPUS, unfit_kernels
 from trainyard.spec.compat.evaluator_deployer import each_target
 from trainyard.spec.compat.training import draws_by_vllm
@@ -28,12 +28,12 @@ def data_paths(config: object, at: NodeView) -> Match:
         return False
     return [
         {"where": field, "because": message.because.removesuffix("."), "instead": message.instead.removesuffix(".")}
-        for field, path in paths_of(config)
+        for field, path in list_paths(config)
         if (message := problem(path))
     ]
 
 
-def paths_of(config: object) -> Iterator[tuple[str, str]]:
+def list_paths(config: object) -> Iterator[tuple[str, str]]:
     if isinstance(config, DataSourceConfig):
         for prefix, _, source in config.named_sets():
             paths = {"path": source.path, "repository": source.repository}
@@ -73,7 +73,7 @@ def unknown_endpoint(config: object, at: NodeView) -> Match:
     if isinstance(config, DeployerConfig):
         named = {f"targets.{index}.endpoint": target.endpoint for index, target in enumerate(config.targets)}
     return endpoints is not None and [
-        {"where": where, "endpoint": name, "known": listed(sorted(endpoints)) or "none"}
+        {"where": where, "endpoint": name, "known": join_words(sorted(endpoints)) or "none"}
         for where, name in named.items()
         if name is not None and name not in endpoints
     ]
@@ -101,16 +101,18 @@ def unlisted_data(config: DataSourceConfig, at: NodeView) -> Match:
     ]
 
 
-def why_absent(config: TrainerConfig, at: NodeView) -> str | None:
+def explain_absence(config: TrainerConfig, at: NodeView) -> str | None:
     """Return why the backend of a trainer is not available here; None if it is, or if that is not known."""
     backends = at.facts.backends
     return None if backends is None else backends.get(config.backend, "This version does not have it.")
 
 
 def no_backend(config: TrainerConfig, at: NodeView) -> Match:
-    why = why_absent(config, at) if not config.backend.facts.runs_scripts else None  # a script has a row of its own
+    why = (
+        explain_absence(config, at) if not config.backend.facts.runs_scripts else None
+    )  # a script has a row of its own
     here = [name.value for name, problem in (at.facts.backends or {}).items() if problem is None]
-    return why is not None and {"why": why, "here": listed(here) or "none is available here"}
+    return why is not None and {"why": why, "here": join_words(here) or "none is available here"}
 
 
 def lacks_device(device: Device, at: NodeView) -> bool:
@@ -284,7 +286,7 @@ def base_reasons(config: TrainerConfig, base: BaseFacts, node: str | None) -> li
 
 
 def switched_off(config: TrainerConfig, at: NodeView) -> Match:
-    why = why_absent(config, at)
+    why = explain_absence(config, at)
     return config.backend.facts.runs_scripts and why is not None and {"why": why}
 
 

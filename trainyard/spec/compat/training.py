@@ -23,8 +23,8 @@ from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import DistillSettings, DpoSettings, GrpoSettings, PpoSettings, PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.compat.context import Match, NodeView, Row, listed
-from trainyard.spec.compat.evaluator_deployer import held_out_sets, unserved
+from trainyard.spec.compat.context import Match, NodeView, Row, join_words
+from trainyard.spec.compat.evaluator_deployer import list_held_out_sets, list_unserved
 from trainyard.spec.model_schema import read_setting
 from trainyard.spec.training import TrainerConfig
 
@@ -44,7 +44,10 @@ def other_shape(config: TrainerConfig, at: NodeView) -> Match:
     before = earlier(at)
     if before is None or config.adapter != "continue" or config.method.type is not before.method.type:
         return False
-    pairs = [(setting, read_setting(config, setting), read_setting(before, setting)) for setting in shape_of(config)]
+    pairs = [
+        (setting, read_setting(config, setting), read_setting(before, setting))
+        for setting in list_shape_settings(config)
+    ]
     return [
         {"setting": setting, "name": setting.rpartition(".")[2], "old": old}
         for setting, new, old in pairs
@@ -52,26 +55,26 @@ def other_shape(config: TrainerConfig, at: NodeView) -> Match:
     ]
 
 
-def shape_of(config: TrainerConfig) -> Iterator[str]:
+def list_shape_settings(config: TrainerConfig) -> Iterator[str]:
     """Yield the settings that make the shape of an adapter."""
     yield from (f"method.{name}" for name in type(config.method).model_fields if name not in WITHOUT_SHAPE)
 
 
-def written_as_one(config: TrainerConfig, at: NodeView) -> TrainerConfig | None:
+def find_stacked_trainer(config: TrainerConfig, at: NodeView) -> TrainerConfig | None:
     """Return the trainer of the earlier adapter, if this one is stacked on it or merged with it into one adapter."""
     return earlier(at) if config.adapter != "continue" and isinstance(config.method, AdapterSettings) else None
 
 
 def no_sum(config: TrainerConfig, at: NodeView) -> Match:
     """Return the method of two whose adapters are not sums of low-rank matrices."""
-    before = written_as_one(config, at)
+    before = find_stacked_trainer(config, at)
     other = [method for method in (before.method, config.method) if not method.facts.summed] if before else []
     return bool(other) and {"method": other[0]}
 
 
 def common_module(config: TrainerConfig, at: NodeView) -> Match:
     """Return a module that two adapters contain as a whole."""
-    before = written_as_one(config, at)
+    before = find_stacked_trainer(config, at)
     if before is None or no_sum(config, at):
         return False
     earlier_modules = adapter_settings(before.method).modules_to_save
@@ -93,12 +96,12 @@ def other_base(config: TrainerConfig, at: NodeView) -> Match:
 def control_in_line(config: TrainerConfig, at: NodeView) -> Match:
     """Return a control that would start from the adapter of the very trainer that it is to be compared with."""
     before = at.trainer()
-    if config.control is None or before is None or objective_of(before) != objective_of(config):
+    if config.control is None or before is None or describe_objective(before) != describe_objective(config):
         return False
     return {"trainer": at.sources(Port.ADAPTER, Port.MODEL)[0].id}
 
 
-def objective_of(config: TrainerConfig) -> tuple[Stage, Latent | None]:
+def describe_objective(config: TrainerConfig) -> tuple[Stage, Latent | None]:
     """Return what a trainer and its control have in common."""
     technique = config.stage.technique
     return config.stage.type, technique.type if technique is not None else None
@@ -109,11 +112,11 @@ def broken_groups(config: TrainerConfig, _: NodeView) -> Match:
     if not isinstance(config.stage, GrpoSettings | PpoSettings) or not config.stage.rewards:
         return False
     hyper, group = config.hyperparameters, config.stage.num_generations
-    rows = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes * minibatches_of(config)
+    rows = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes * count_minibatches(config)
     return rows % group != 0 and {"drawn": rows, "group": group}
 
 
-def minibatches_of(config: TrainerConfig) -> int:
+def count_minibatches(config: TrainerConfig) -> int:
     """Optimizer steps that share one pass over what was drawn."""
     return config.stage.minibatches if isinstance(config.stage, PpoSettings) else 1
 
@@ -133,7 +136,7 @@ def unserved_policy(config: TrainerConfig, at: NodeView) -> Match:
         return {"what": f"the policy of method {method}: its base is quantized, and the server's would not be"}
     if not isinstance(method, AdapterSettings):
         return False
-    if reason := unserved(TargetType.VLLM, method.type, method.modules_to_save):
+    if reason := list_unserved(TargetType.VLLM, method.type, method.modules_to_save):
         return {"what": reason[0]}
     if isinstance(method, LowRankSettings) and method.changes_base:
         return {"what": f"an adapter that begins with {method.init}: its base is another one"}
@@ -145,17 +148,17 @@ def unserved_policy(config: TrainerConfig, at: NodeView) -> Match:
 def without_metric(config: TrainerConfig, _: NodeView) -> Match:
     """Return a metric that the stage does not report, where it reports others."""
     evaluation, there = config.eval, config.stage.facts.eval_metrics
-    return evaluation is not None and bool(there) and evaluation.metric not in there and {"there": listed(there)}
+    return evaluation is not None and bool(there) and evaluation.metric not in there and {"there": join_words(there)}
 
 
 def without_set(config: TrainerConfig, at: NodeView) -> Match:
     """Return a held-out set that no validator before the trainer makes."""
     if config.eval is None or config.eval.set is None:
         return False
-    there = held_out_sets(at)
+    there = list_held_out_sets(at)
     if config.eval.set in there:
         return False
-    return {"there": f"; there is {listed(sorted(there))}" if there else ""}
+    return {"there": f"; there is {join_words(sorted(there))}" if there else ""}
 
 
 def teaches_itself(config: TrainerConfig, at: NodeView) -> Match:

@@ -1,1 +1,1 @@
-"""What a run will take: rows and steps, trained parameters, memory, disk and time; arithmetic only."""
+"""Estimate of a run: rows and steps, trained parameters, memory, disk and time; arithmetic only."""

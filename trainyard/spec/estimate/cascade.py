@@ -20,7 +20,7 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import FreezeSettings, Method, with_type
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.spec.estimate.memory import GIB, Memory, memory_of
+from trainyard.spec.estimate.memory import GIB, Memory, estimate_memory
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.model_schema import list_changes
 from trainyard.spec.training import TrainerConfig, default_learning_rate, resolve_method
@@ -36,7 +36,7 @@ SMALLER = "micro-batches of"
 
 
 class Rejected(Strict):
-    """One combination that does not fit."""
+    """A combination that does not fit."""
 
     method: Method
     knobs: tuple[str, ...]
@@ -50,7 +50,7 @@ class Rejected(Strict):
 
 
 class FitResult(Strict):
-    """What fits, what it takes, and what did not fit before it."""
+    """Combination that fits, its memory, and the rejected ones before it."""
 
     config: TrainerConfig
     rung: Method
@@ -64,7 +64,7 @@ class FitResult(Strict):
 
     @property
     def needed_bytes(self) -> int:
-        return needed(self.memory)
+        return bytes_with_reserve(self.memory)
 
     def lines(self) -> list[str]:
         """Return the whole breakdown, for people."""
@@ -102,9 +102,9 @@ def choose(
         )
     rejected: list[Rejected] = []
     for rung in tried:
-        for knobs, candidate in variants(on_rung(config, rung), device):
-            memory = memory_of(shape, candidate, device, teacher)
-            missing = needed(memory) - memory_bytes
+        for knobs, candidate in variants(apply_rung(config, rung), device):
+            memory = estimate_memory(shape, candidate, device, teacher)
+            missing = bytes_with_reserve(memory) - memory_bytes
             if missing <= 0:
                 return FitResult(
                     config=candidate,
@@ -116,11 +116,13 @@ def choose(
                     memory_bytes=memory_bytes,
                     rejected=tuple(rejected),
                 )
-            rejected.append(Rejected(method=rung, knobs=knobs, needed_bytes=needed(memory), missing_bytes=missing))
-    raise nothing_fits(rejected, config, memory_bytes, device)
+            rejected.append(
+                Rejected(method=rung, knobs=knobs, needed_bytes=bytes_with_reserve(memory), missing_bytes=missing)
+            )
+    raise nothing_fits_error(rejected, config, memory_bytes, device)
 
 
-def nothing_fits(
+def nothing_fits_error(
     rejected: Sequence[Rejected], config: TrainerConfig, memory_bytes: int, device: Device
 ) -> LimitExceeded:
     least = min(rejected, key=lambda candidate: candidate.needed_bytes)
@@ -133,7 +135,7 @@ def nothing_fits(
     )
 
 
-def needed(memory: Memory) -> int:
+def bytes_with_reserve(memory: Memory) -> int:
     return int(SAFETY * memory.total)
 
 
@@ -148,7 +150,7 @@ def usual_rungs(config: TrainerConfig, device: Device) -> tuple[Method, ...]:
     return (Method.FULL, *freeze, low_rank, *quantised)
 
 
-def on_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
+def apply_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
     """Return the config with another method, and with what belongs to a method: its default learning rate, its
     settings.
 
@@ -174,13 +176,13 @@ def variants(config: TrainerConfig, device: Device) -> Iterator[tuple[tuple[str,
     """Return the config as it is, and then with one knob after the other turned, each on top of the ones before."""
     knobs: tuple[str, ...] = ()
     yield knobs, config
-    for name, changed in turned(config, device):
+    for name, changed in vary_settings(config, device):
         replaced = SMALLER if name.startswith(SMALLER) else name  # a smaller micro-batch replaces the one before it
         knobs = (*(knob for knob in knobs if not knob.startswith(replaced)), name)
         yield knobs, changed
 
 
-def turned(config: TrainerConfig, device: Device) -> Iterator[tuple[str, TrainerConfig]]:
+def vary_settings(config: TrainerConfig, device: Device) -> Iterator[tuple[str, TrainerConfig]]:
     if not config.hyperparameters.gradient_checkpointing and recomputes(config):
         config = with_hyper(config, gradient_checkpointing=True)
         yield "gradient checkpointing", config

@@ -1,7 +1,7 @@
-"""What a run will take: rows and steps, trained parameters, memory, disk and time; arithmetic only, nothing is loaded.
+"""Estimate of a run: rows and steps, trained parameters, memory, disk and time; arithmetic only, nothing is loaded.
 
 Every number comes with its basis in words, because it is a bound or an assumption and not a measurement. What is not
-known (the rows of a file that nobody has read, the shape of a model that is not here) stays None, with the reason.
+known (the rows of a file that was not read, the shape of a model that is not here) stays None, with the reason.
 
     shape.py     the sizes of a model          memory.py    bytes at the peak of a training step
     heldout.py   rows that are held out        cascade.py   the first method and knobs that fit the memory
@@ -21,10 +21,10 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
-from trainyard.spec.estimate.memory import Memory, count_trainable, drawn_length, memory_of, rows_seen
+from trainyard.spec.estimate.memory import Memory, completion_length, count_trainable, estimate_memory, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
-from trainyard.spec.estimate.timing import Timings, Workload, estimate_time, held_out_rows
-from trainyard.spec.estimate.verdict import generated_rows, generator_basis, written_by_generator
+from trainyard.spec.estimate.timing import Timings, Workload, estimate_held_out_rows, estimate_time
+from trainyard.spec.estimate.verdict import estimate_generated_rows, find_generated_sets, generator_basis
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 
@@ -33,7 +33,7 @@ KEPT_CHECKPOINTS = 2
 
 
 class SampledNode(Strict):
-    """What was read of a node before the run."""
+    """Facts that were read of a node before the run."""
 
     rows: Mapping[Port, int] = Field(default_factory=dict)
     """All that it gives on each port; extrapolated where not all were read."""
@@ -50,7 +50,7 @@ class SampledNode(Strict):
 
 @dataclass(frozen=True)
 class Known:
-    """What `plan` found out. Everything may be left empty."""
+    """Facts that `plan` found. Every field may be empty."""
 
     rows: Mapping[str, Mapping[Port, int]] = field(default_factory=dict)
     """Node id -> port -> rows in its files, or in its finished result."""
@@ -70,7 +70,7 @@ class Known:
 
 
 class Estimate(Strict):
-    """One node's line of the plan. None where it is not known; `basis` says where each number comes from."""
+    """A node's line of the plan. None where it is not known; `basis` says where each number comes from."""
 
     node: str
     rows: int | None = None
@@ -94,11 +94,11 @@ def estimate(chain: ResolvedChain, facts: Known | None = None) -> tuple[Estimate
     """Return one estimate for each node, in the order in which they run."""
     facts = facts or Known()
     rows: dict[str, dict[Port, int]] = {}
-    generators = written_by_generator(chain)
+    generators = find_generated_sets(chain)
     estimates = []
     for node_id in chain.order:
         node = chain.node(node_id)
-        rows[node_id], basis = rows_of(node, rows, facts, generators)
+        rows[node_id], basis = estimate_rows(node, rows, facts, generators)
         if isinstance(node.config, TrainerConfig):
             estimates.append(estimate_training(node, node.config, rows, facts))
             facts = replace(facts, queue_s=0.0)  # the next one follows it
@@ -111,7 +111,7 @@ def estimate(chain: ResolvedChain, facts: Known | None = None) -> tuple[Estimate
 # Rows
 
 
-def rows_of(
+def estimate_rows(
     node: ResolvedNode,
     earlier: Mapping[str, Mapping[Port, int]],
     facts: Known,
@@ -128,7 +128,7 @@ def rows_of(
         unseen = f"; not looked at before the run: {', '.join(elsewhere)}" if elsewhere else ""
         return {}, f"rows: not known before the files are read{unseen}"
     if isinstance(node.config, AiGeneratorConfig):
-        shares = generated_rows(node.config, arriving(node, earlier).get(Port.DOCUMENTS))
+        shares = estimate_generated_rows(node.config, arriving(node, earlier).get(Port.DOCUMENTS))
         return {node.produces[0]: shares.generated}, generator_basis(node.config, shares)
     return rows_kept(node, earlier, generators) if isinstance(node.config, ValidatorConfig) else ({}, "")
 
@@ -157,7 +157,7 @@ def arriving(node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]]) -> d
     return counts
 
 
-def steps_of(hyper: Hyperparameters, rows: int, processes: int = 1) -> int:
+def count_steps(hyper: Hyperparameters, rows: int, processes: int = 1) -> int:
     """Optimizer steps: micro-batches are rounded up, and so is the last accumulation of an epoch."""
     if hyper.max_steps is not None:
         return hyper.max_steps
@@ -175,13 +175,13 @@ def estimate_training(
     counts = arriving(node, rows)
     count = next(iter(counts.values()), None)
     sampled = facts.sampled.get(node.id, SampledNode())
-    held_out = 0 if count is None else held_out_rows(config, count)
+    held_out = 0 if count is None else estimate_held_out_rows(config, count)
     count = None if count is None else count - held_out
     if sampled.examples is not None:
         count = max(0, sampled.examples - held_out)
     seen = None if count is None else rows_seen(config, count)
     processes = config.launch.processes
-    steps = hyper.max_steps if seen is None else steps_of(hyper, seen, processes)
+    steps = hyper.max_steps if seen is None else count_steps(hyper, seen, processes)
     basis = [steps_basis(hyper, seen, processes), *sampled.notes]
     shape = facts.shapes.get(config.base_model or "")
     if shape is None:
@@ -192,16 +192,16 @@ def estimate_training(
     teacher = facts.shapes.get(config.stage.teacher_model or "")
     if config.stage.teacher_model and teacher is None:
         basis.append(f"memory without the teacher: the shape of {config.stage.teacher_model!r} is not known here")
-    memory = memory_of(shape, config, device, teacher)
+    memory = estimate_memory(shape, config, device, teacher)
     checkpoints = config.engine.keep_checkpoints if config.backend is BackendName.NATIVE else KEPT_CHECKPOINTS
     checkpoints += config.eval.keep_best if config.eval else 0
     disk = f"disk: {trained:,} parameters in float32, and {checkpoints} checkpoints with optimizer state"
     mean = sampled.tokens_per_row or facts.tokens_per_row.get(node.id)
-    mean = mean + drawn_length(config) if mean else None
+    mean = mean + completion_length(config) if mean else None
     data = frozenset[str]() if sampled.tokens_per_row else facts.data.get(node.id, frozenset())
     work = Workload(count, steps, mean, data)
     time = estimate_time(shape, config, replace(work, rows=seen), facts.timings.get(node.id))
-    queue_s, seconds, queue = in_queue(time.seconds, facts.queue_s)
+    queue_s, seconds, queue = add_queue_time(time.seconds, facts.queue_s)
     return Estimate(
         node=node.id,
         rows=count,
@@ -217,7 +217,7 @@ def estimate_training(
     )
 
 
-def in_queue(seconds: float | None, queue_s: float | None) -> tuple[float | None, float | None, tuple[str, ...]]:
+def add_queue_time(seconds: float | None, queue_s: float | None) -> tuple[float | None, float | None, tuple[str, ...]]:
     """Return the wait for the device, the time with it, and what to say about it."""
     if queue_s is None:
         return None, seconds, ("queue: the device is in use, and how long is not known",)

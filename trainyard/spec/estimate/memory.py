@@ -68,7 +68,7 @@ from trainyard.spec.axes.methods import (
     Method,
     OftSettings,
     adapter_settings,
-    trained_rank,
+    find_trained_rank,
 )
 from trainyard.spec.axes.stages import DrawnSettings, GrpoSettings, PpoSettings
 from trainyard.spec.axes.strategies import Strategy
@@ -79,7 +79,7 @@ DRAWN_AT_ONCE = 64
 """Completions that the native engine draws together at least, where a rollout has so many."""
 
 
-def drawn_length(config: TrainerConfig) -> int:
+def completion_length(config: TrainerConfig) -> int:
     """Return most tokens of a completion; 0 where none is drawn."""
     return config.stage.drawn_tokens
 
@@ -97,7 +97,7 @@ def rows_seen(config: TrainerConfig, rows: int) -> int:
     return rows // prompts * prompts * rollouts.num_generations * rollouts.num_iterations
 
 
-def drawn_at_once(config: TrainerConfig) -> int:
+def count_concurrent_completions(config: TrainerConfig) -> int:
     """Completions that are drawn together, on one device."""
     hyper, native = config.hyperparameters, config.backend is BackendName.NATIVE
     step = hyper.batch_size * hyper.gradient_accumulation
@@ -111,11 +111,11 @@ def cache_bytes(shape: ModelShape, config: TrainerConfig, device: Device) -> int
     """Return the keys and values of the completions that are drawn together, on one device; of a server its weights
     too.
     """
-    if not drawn_length(config):
+    if not completion_length(config):
         return 0
     hyper, served = config.hyperparameters, serves_policy(config)
     number = 2 if served or (device.facts.is_gpu and config.method.facts.adapter) else 4
-    positions = drawn_at_once(config) * (hyper.max_length + drawn_length(config))
+    positions = count_concurrent_completions(config) * (hyper.max_length + completion_length(config))
     cache = 2 * number * shape.layers * shape.key_value_heads * shape.head_size * positions
     return cache + (number * shape.parameters if served else 0)
 
@@ -164,7 +164,9 @@ class Memory(Strict):
         return ", ".join(f"{name} {value / GIB:.2f}" for name, value in self.model_dump().items() if value)
 
 
-def memory_of(shape: ModelShape, config: TrainerConfig, device: Device, teacher: ModelShape | None = None) -> Memory:
+def estimate_memory(
+    shape: ModelShape, config: TrainerConfig, device: Device, teacher: ModelShape | None = None
+) -> Memory:
     """Return the bytes at the peak of one training step of full length, on each device of a distributed training.
 
     `teacher` is the shape of the frozen model that the stage loads too.
@@ -185,7 +187,7 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device, teacher:
         "activations": activations + dropped,
         "logits": logits,
         "dequantised": half * shape.hidden * shape.feed_forward if config.method.facts.quantised else 0,
-        "gathered": gathered_bytes(shape, config.launch, half if adapter else 4),
+        "gathered": estimate_gathered_bytes(shape, config.launch, half if adapter else 4),
     }
     divided = divide_memory(whole, config.launch)
     if on_cuda:
@@ -235,7 +237,7 @@ def count_method(shape: ModelShape, config: TrainerConfig) -> int:
     adapter = adapter_settings(config.method)
     layers = shape.layers if adapter.layers is None else sum(index < shape.layers for index in adapter.layers)
     whole = sum(shape.embedding for name in adapter.modules_to_save if name in ("embed_tokens", "lm_head"))
-    return layers * sum(adapter_size(*size, adapter) for size in targeted(shape, adapter).values()) + whole
+    return layers * sum(adapter_size(*size, adapter) for size in select_layers(shape, adapter).values()) + whole
 
 
 def adapter_size(inputs: int, outputs: int, adapter: AdapterSettings) -> int:
@@ -243,11 +245,11 @@ def adapter_size(inputs: int, outputs: int, adapter: AdapterSettings) -> int:
     if isinstance(adapter, OftSettings):
         # one skew-symmetric matrix for each block of inputs
         return inputs * (adapter.block_size - 1) // 2
-    size = trained_rank(adapter) * (inputs + outputs)
+    size = find_trained_rank(adapter) * (inputs + outputs)
     return size + outputs if adapter.type is Method.DORA else size
 
 
-def targeted(shape: ModelShape, adapter: AdapterSettings) -> dict[str, tuple[int, int]]:
+def select_layers(shape: ModelShape, adapter: AdapterSettings) -> dict[str, tuple[int, int]]:
     """Return the linear layers of a block that the adapter reaches."""
     named = {"attention-only": ("q_proj", "k_proj", "v_proj", "o_proj"), "all-linear": tuple(shape.projections)}
     targets = adapter.target_modules or "all-linear"
@@ -271,10 +273,10 @@ def positions(config: TrainerConfig, device: Device) -> int:
     """Return the most positions of one micro-batch, padding included."""
     hyper, engine = config.hyperparameters, config.engine
     sequences = config.stage.facts.sequences_with_graph
-    padded = hyper.batch_size * (hyper.max_length + drawn_length(config)) * sequences
-    by_rows = engine.batching == "padded" or config.stage.facts.compares_rows or drawn_length(config) > 0
+    padded = hyper.batch_size * (hyper.max_length + completion_length(config)) * sequences
+    by_rows = engine.batching == "padded" or config.stage.facts.compares_rows or completion_length(config) > 0
     if config.backend is not BackendName.NATIVE or by_rows:
-        return round(padded * shared_growth(config) * thought_growth(config))
+        return round(padded * estimate_growth(config) * thought_growth(config))
     budget = engine.token_budget or max(hyper.max_length, hyper.batch_size * hyper.max_length // 2)
     whole_step = padded * hyper.gradient_accumulation
     return round(min(whole_step, max(budget, hyper.max_length * sequences)) * thought_growth(config))
@@ -289,7 +291,7 @@ def thought_growth(config: TrainerConfig) -> float:
     return 1 + cost.columns + cost.added / config.hyperparameters.max_length
 
 
-def shared_growth(config: TrainerConfig) -> float:
+def estimate_growth(config: TrainerConfig) -> float:
     """Return how much longer a row with a graph gets where it takes in the mismatched answer of stage kto.
 
     By no more than 1.36 where that pays (`auto`): from there on it would save less than a tenth of the operations.
@@ -301,7 +303,7 @@ def shared_growth(config: TrainerConfig) -> float:
 
 def activation_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
     """Return what the backward pass keeps of the blocks that it goes through, without what dropout keeps."""
-    on_cuda, blocks = device.facts.is_gpu, reached(shape, config)
+    on_cuda, blocks = device.facts.is_gpu, count_reached_blocks(shape, config)
     block = block_bytes(shape, config, on_cuda)
     if config.hyperparameters.gradient_checkpointing:
         state, whole = 2 if on_cuda and config.method.facts.adapter else 4, 2 if on_cuda else 3
@@ -317,7 +319,7 @@ def half_copies(shape: ModelShape, config: TrainerConfig) -> int:
     """
     if config.method.facts.adapter:
         return 0
-    blocks = reached(shape, config) * (shape.block - 2 * shape.hidden)
+    blocks = count_reached_blocks(shape, config) * (shape.block - 2 * shape.hidden)
     return 2 * (blocks + shape.embedding)
 
 
@@ -328,7 +330,7 @@ def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> floa
     if not on_cuda:
         saved = (34 if method.facts.adapter else 40) * d + 16.0 * f
     elif isinstance(method, AdapterSettings):
-        inputs = sum(size[0] for size in targeted(shape, method).values())
+        inputs = sum(size[0] for size in select_layers(shape, method).values())
         saved = 8 * d + 6 * f + (8 if shape.head_norms else 4) * heads + 2 * inputs
     else:
         saved = 26 * d + 8 * f + (10 if shape.head_norms else 4) * heads
@@ -338,7 +340,7 @@ def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> floa
     return saved
 
 
-def reached(shape: ModelShape, config: TrainerConfig) -> int:
+def count_reached_blocks(shape: ModelShape, config: TrainerConfig) -> int:
     """Blocks that the backward pass goes through: frozen ones before the first that moves keep nothing."""
     if isinstance(config.method, FreezeSettings) and config.method.interval is None:
         return min(config.method.blocks, shape.layers)
@@ -351,7 +353,7 @@ def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device:
     """
     if not isinstance(config.method, AdapterSettings) or not config.method.dropout:
         return 0
-    inputs = sum(size[0] for size in targeted(shape, config.method).values())
+    inputs = sum(size[0] for size in select_layers(shape, config.method).values())
     blocks = 1 if config.hyperparameters.gradient_checkpointing else shape.layers
     return blocks * inputs * ((2 if device.facts.is_gpu else 4) + 1) * tokens
 
@@ -360,7 +362,7 @@ def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: D
     """Return the bytes of the output layer: its logits, the same in float32, and their gradient."""
     if config.stage.facts.head == "reward":
         return 0
-    sampled, head = sampled_positions(config, tokens), config.engine.head
+    sampled, head = count_sampled_positions(config, tokens), config.engine.head
     logits, whole = shape.vocabulary * (tokens - sampled), shape.vocabulary * sampled
     chunked = head in ("chunked", "liger") or (head == "auto" and logits > CHUNKED_ABOVE)
     chunked = chunked and not config.stage.facts.compares_logits
@@ -369,7 +371,7 @@ def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: D
     return (10 if device.facts.is_gpu else 12) * (logits + whole)
 
 
-def sampled_positions(config: TrainerConfig, tokens: int) -> int:
+def count_sampled_positions(config: TrainerConfig, tokens: int) -> int:
     """Return those of the positions of which a token of a thought is drawn, so that no chunked head computes them."""
     technique = config.stage.technique
     return round(tokens * technique.cost.sampled / thought_growth(config)) if technique is not None else 0
@@ -404,7 +406,7 @@ def divide_memory(parts: dict[str, int], launch: LaunchSettings) -> dict[str, in
     return {part: -(-size // sharers) if part in shared else size for part, size in parts.items()}
 
 
-def gathered_bytes(shape: ModelShape, launch: LaunchSettings, width: int) -> int:
+def estimate_gathered_bytes(shape: ModelShape, launch: LaunchSettings, width: int) -> int:
     """Return bytes of the largest group of weights that a process puts together to compute; `width` is that of a
     number.
     """

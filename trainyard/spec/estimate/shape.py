@@ -85,7 +85,7 @@ class ModelShape(Strict):
 
 
 class ModelLayout(StrEnum):
-    """How a model reads and writes text."""
+    """Tokenizer and template of a model."""
 
     DECODER = "decoder"
     ENCODER = "encoder"
@@ -125,7 +125,7 @@ BY_FACTOR = ("linear", "dynamic")
 
 @dataclass(frozen=True)
 class ContextFacts:
-    """How many tokens a base can see at once, as its config.json says; None: it does not say."""
+    """Context length of a base, as its config.json says; None: it does not say."""
 
     positions: int | None = None
     is_table: bool = False
@@ -148,14 +148,14 @@ class ContextFacts:
         if positions is not None and isinstance(rope, Mapping):
             kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
             positions = int(positions * factor) if kind in BY_FACTOR and isinstance(factor, int | float) else positions
-        return cls(positions, str(text.get("model_type", "")) in TABLES, window_of(text))
+        return cls(positions, str(text.get("model_type", "")) in TABLES, find_window(text))
 
 
 def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def window_of(text: JsonMapping) -> int | None:
+def find_window(text: JsonMapping) -> int | None:
     """Return the sliding window of a base without a layer that sees everything."""
     window, layers = text.get("sliding_window"), text.get("layer_types")
     if not is_count(window) or text.get("use_sliding_window") is False:
@@ -191,7 +191,7 @@ class BaseFacts:
         """Return the facts in a model's `config.json`."""
         model_type, rows = str(config.get("model_type", "")), config.get("vocab_size")
         whole = isinstance(rows, int) and "text_config" not in config
-        layout = layout_of(model_type, config)
+        layout = read_layout(model_type, config)
         context, experts = ContextFacts.from_config(config), count_experts(config)
         return cls(model_type, layout, rows if whole else None, tokens, context, is_of_mlx(config), experts)
 
@@ -213,7 +213,7 @@ def count_experts(config: Mapping[str, object]) -> int:
     return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
-def layout_of(model_type: str, config: Mapping[str, object]) -> ModelLayout:
+def read_layout(model_type: str, config: Mapping[str, object]) -> ModelLayout:
     if config.get("is_encoder_decoder") is True:
         return ModelLayout.ENCODER_DECODER
     is_encoder = model_type in ENCODERS and config.get("is_decoder") is not True

@@ -1,4 +1,4 @@
-"""How long a training will take, from how long a step of it took on this machine; arithmetic only.
+"""Estimated time of a training, from the time of its steps on this machine; arithmetic only.
 
     time = start + load + steps x seconds a step + evaluations + checkpoints + end
 
@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from trainyard.spec.axes.axis import Strict
-from trainyard.spec.estimate.memory import drawn_length
+from trainyard.spec.estimate.memory import completion_length
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import EvalSettings, Hyperparameters, TrainerConfig
 
@@ -43,7 +43,7 @@ def default_interval(total_steps: int, trained_rows: int, held_out_rows: int) ->
     return math.ceil(total_steps / max(1, min(MOST_ROUNDS, affordable)))
 
 
-def held_out_rows(config: TrainerConfig, rows: int) -> int:
+def estimate_held_out_rows(config: TrainerConfig, rows: int) -> int:
     """Return rows that a trainer does not train on, of those that reach it."""
     evaluation = config.eval
     return min(evaluation.max_rows, math.ceil(rows * evaluation.held_out_share), rows - 1) if evaluation else 0
@@ -54,7 +54,7 @@ def time_share(evaluation: EvalSettings, steps: int, rows: int | None, rows_per_
 
     `rows` is the number of rows that are trained, None where it is not known.
     """
-    scored = evaluation.max_rows if rows is None or evaluation.set else held_out_rows_of(evaluation, rows)
+    scored = evaluation.max_rows if rows is None or evaluation.set else count_held_out_rows(evaluation, rows)
     if evaluation.steps is None:
         return min(COST, MOST_ROUNDS * FORWARD_SHARE * scored / (steps * rows_per_step))
     per_epoch = steps if rows is None else math.ceil(rows / rows_per_step)
@@ -62,7 +62,7 @@ def time_share(evaluation: EvalSettings, steps: int, rows: int | None, rows_per_
     return math.ceil(steps / every) * FORWARD_SHARE * scored / (steps * rows_per_step)
 
 
-def held_out_rows_of(evaluation: EvalSettings, trained: int) -> int:
+def count_held_out_rows(evaluation: EvalSettings, trained: int) -> int:
     """Return rows that were held out where `trained` are left."""
     share = evaluation.held_out_share
     return min(evaluation.max_rows, max(1, math.ceil(trained * share / (1 - share))))
@@ -77,7 +77,7 @@ NOT_MEASURED = "time: not measured here; `trainyard plan --measure` measures ten
 
 
 class ProcessorShares(Strict):
-    """How much of the processor a measured training had."""
+    """Processor share of a measured training."""
 
     load_cpu_share: float = Field(1.0, gt=0, le=1)
     """Of the time until the first step in which its threads could compute, the share in which they had a processor:
@@ -87,7 +87,7 @@ class ProcessorShares(Strict):
 
 
 class StepTiming(ProcessorShares):
-    """How long a training took: a probe of ten steps, or a run to its end."""
+    """Measured time of a training: a probe of ten steps, or a run to its end."""
 
     source: Literal["probe", "run"]
     time: float
@@ -133,7 +133,7 @@ class Problem(Strict):
 
 @dataclass(frozen=True)
 class Timings:
-    """What is known about trainings of one kind on this machine."""
+    """Measurements of trainings of one kind on this machine."""
 
     measured: Sequence[StepTiming] = ()
     problems: Sequence[Problem] = ()
@@ -142,7 +142,7 @@ class Timings:
     slowdown: float = 1.0
     """How much longer a computation takes now, next to the other programs of the machine."""
 
-    def problem_of(self, config: TrainerConfig) -> Problem | None:
+    def find_problem(self, config: TrainerConfig) -> Problem | None:
         """Return the newest probe of at most this size that did not fit, unless a training of this size did since
         then.
         """
@@ -219,14 +219,14 @@ def estimate_time(
 ) -> TimeEstimate:
     """Return the one function that `plan`, `data preview` and a run ask."""
     timings = timings or Timings()
-    slowdown = likely_slowdown(timings)
+    slowdown = estimate_slowdown(timings)
     timings = replace(timings, measured=[timing.alone() for timing in timings.measured])
     same_data = next(
         (timing for timing in newest_first(timings.measured) if timing.data and timing.data in work.data), None
     )
     mean = (same_data.tokens_per_row if same_data and same_data.tokens_per_row else None) or work.tokens_per_row
     tokens, hyper, steps = count_tokens(work.rows, mean), config.hyperparameters, work.steps
-    if same_data and same_data.steps_per_epoch and same_size(same_data, config):
+    if same_data and same_data.steps_per_epoch and is_same_size(same_data, config):
         tokens = count_tokens(round(same_data.steps_per_epoch * same_data.rows_per_step), mean)
         steps = hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * same_data.steps_per_epoch))
     if steps is None:
@@ -234,7 +234,7 @@ def estimate_time(
     if not timings.measured:
         return TimeEstimate(None, steps, tokens, join(NOT_MEASURED, timings.note))
     sequences = config.stage.facts.sequences_with_graph
-    longest = (hyper.max_length + drawn_length(config)) * sequences
+    longest = (hyper.max_length + completion_length(config)) * sequences
     per_row = min(mean, longest) if mean else longest
     step_s, how = step_seconds(shape, config, per_row, timings.measured)
     if step_s is None:
@@ -269,14 +269,14 @@ def estimate_time(
 
 
 class Slowdown(NamedTuple):
-    """How much longer the two parts of a training take next to other programs."""
+    """Slowdown of the two parts of a training next to other programs."""
 
     load: float = 1.0
     """Until the first step: imports and files, which wait longer than the steps for a processor."""
     steps: float = 1.0
 
 
-def likely_slowdown(timings: Timings) -> Slowdown:
+def estimate_slowdown(timings: Timings) -> Slowdown:
     """Return the slowdown of now, at most the one that the measured trainings had: a moment's load may pass."""
     newest = newest_first(timings.measured)[:NEWEST]
     if not newest:
@@ -291,13 +291,13 @@ def step_seconds(
     shape: ModelShape | None, config: TrainerConfig, tokens_per_row: float, measured: Sequence[StepTiming]
 ) -> tuple[float | None, str]:
     """Return seconds of a step, and how they were measured: at the same size if possible, else scaled by operations."""
-    exact = [timing for timing in newest_first(measured) if same_size(timing, config)]
-    nearest = (exact or near(measured, config))[:NEWEST]
+    exact = [timing for timing in newest_first(measured) if is_same_size(timing, config)]
+    nearest = (exact or select_nearest(measured, config))[:NEWEST]
     if shape is None and not exact:
         return None, "measured at another size, and the shape of the model is not known here"
     rows = rows_per_step(config)
     if shape is None:
-        return median(timing.seconds_per_step for timing in nearest), described(nearest, exact=True)
+        return median(timing.seconds_per_step for timing in nearest), describe_timings(nearest, exact=True)
     here = operations(shape, config, rows, tokens_per_row)
     longest = config.stage.facts.sequences_with_graph
     rates = [
@@ -305,16 +305,16 @@ def step_seconds(
         / operations(shape, config, timing.rows_per_step, timing.tokens_per_row or timing.max_length * longest)
         for timing in nearest
     ]
-    return here * median(rates), described(nearest, exact=bool(exact))
+    return here * median(rates), describe_timings(nearest, exact=bool(exact))
 
 
-def same_size(timing: StepTiming, config: TrainerConfig) -> bool:
+def is_same_size(timing: StepTiming, config: TrainerConfig) -> bool:
     hyper = config.hyperparameters
     size = (hyper.max_length, hyper.batch_size, rows_per_step(config))
     return size == (timing.max_length, timing.rows_per_batch, timing.rows_per_step)
 
 
-def near(measured: Sequence[StepTiming], config: TrainerConfig) -> list[StepTiming]:
+def select_nearest(measured: Sequence[StepTiming], config: TrainerConfig) -> list[StepTiming]:
     """Return those whose micro-batch is the most similar, the newest first."""
     hyper = config.hyperparameters
     size = hyper.max_length * hyper.batch_size
@@ -330,7 +330,7 @@ def newest_first(measured: Sequence[StepTiming]) -> list[StepTiming]:
     return sorted(measured, key=lambda timing: -timing.time)
 
 
-def described(timings: Sequence[StepTiming], *, exact: bool) -> str:
+def describe_timings(timings: Sequence[StepTiming], *, exact: bool) -> str:
     first = timings[0]
     of = "a run" if first.source == "run" else "ten steps"
     count = f" (median of {len(timings)})" if len(timings) > 1 else ""

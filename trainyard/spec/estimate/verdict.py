@@ -1,4 +1,4 @@
-"""Whether an evaluation can give a verdict at all: the rows and independent cases that it needs, and those there are.
+"""Feasibility of a verdict: the rows and independent cases that it needs, and those there are.
 
 floor = find_floor(chain)
 floor.reasons(trained=6, held_out=Counted(rows=9, cases=2))   → why the gate could not decide; [] where it can
@@ -29,7 +29,7 @@ FEW_TRAINING_ROWS, FEW_EVALUATION_ROWS = 50, 30
 
 
 class Shares(NamedTuple):
-    """What becomes of generated rows."""
+    """Split of generated rows."""
 
     generated: int
     trained: int
@@ -47,13 +47,13 @@ def rows_to_generate(count: int, documents: int | None, wordings: int, rules: Ho
     kept_back = rules.wording and wordings > 1
     each = wordings - 1 if kept_back else wordings
     pairs = math.ceil(count / each)
-    while (trained := each * (pairs - held_out_pairs(pairs, documents, rules))) < count:
+    while (trained := each * (pairs - estimate_held_out_pairs(pairs, documents, rules))) < count:
         pairs += max(1, (count - trained) // each)
-    held_out = held_out_pairs(pairs, documents, rules)
+    held_out = estimate_held_out_pairs(pairs, documents, rules)
     return Shares(pairs * wordings, trained, held_out, pairs - held_out if kept_back else 0)
 
 
-def held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> int:
+def estimate_held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> int:
     """Pairs of the documents that are held out: the share that is requested, and enough for the least rows.
 
     Whole documents are held out, so that the last of them may bring more pairs than are still wanted.
@@ -69,7 +69,7 @@ def held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> in
     return min(max(by_rows, by_share), int(used * MOST) * most)
 
 
-def few_rows(trained: int | None, evaluated: int | None) -> list[str]:
+def describe_small_sets(trained: int | None, evaluated: int | None) -> list[str]:
     """Return a sentence for each set that is tiny; what is not known is not judged."""
     checks = []
     if trained is not None and trained < FEW_TRAINING_ROWS:
@@ -79,7 +79,7 @@ def few_rows(trained: int | None, evaluated: int | None) -> list[str]:
     return checks
 
 
-def too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> list[str]:
+def explain_too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> list[str]:
     """Return why there is no verdict on so many rows, by the floor of an evaluator; what is not known is not judged."""
     checks = []
     if trained is not None and trained < least:
@@ -92,14 +92,14 @@ def too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> l
 def tiny_sets(config: Strict, rows: int | None) -> list[str]:
     """Return what a plan warns of: a trainer with few rows, a generator that leaves few rows for the evaluator."""
     if isinstance(config, TrainerConfig):
-        return few_rows(rows, None)
+        return describe_small_sets(rows, None)
     if isinstance(config, AiGeneratorConfig) and config.holdout is not None:
-        shares = generated_rows(config, None)
-        return few_rows(None, max(shares.unseen_documents, shares.unseen_wording))
+        shares = estimate_generated_rows(config, None)
+        return describe_small_sets(None, max(shares.unseen_documents, shares.unseen_wording))
     return []
 
 
-def generated_rows(config: AiGeneratorConfig, documents: int | None) -> Shares:
+def estimate_generated_rows(config: AiGeneratorConfig, documents: int | None) -> Shares:
     wordings = config.wordings if config.template is GenerationTemplate.QA else 1
     return rows_to_generate(config.count, documents, wordings, config.holdout)
 
@@ -117,7 +117,7 @@ def generator_basis(config: AiGeneratorConfig, shares: Shares) -> str:
     )
 
 
-def written_by_generator(chain: ResolvedChain) -> dict[str, dict[Port, int]]:
+def find_generated_sets(chain: ResolvedChain) -> dict[str, dict[Port, int]]:
     """Validator -> port -> rows to train on, where a generator writes them for it."""
     counts: dict[str, dict[Port, int]] = {}
     for node in chain.nodes:
@@ -130,7 +130,7 @@ def written_by_generator(chain: ResolvedChain) -> dict[str, dict[Port, int]]:
 
 
 class Counted(NamedTuple):
-    """What a held-out set has."""
+    """Counts of a held-out set."""
 
     rows: int
     cases: int
@@ -158,7 +158,7 @@ def undecidable(label: str, cases: int, confidence: float) -> str | None:
 
 
 class VerdictFloor(Strict):
-    """What a chain's gate needs before it can decide; the deployer would stop below it."""
+    """Minimum that a chain's gate needs to decide; the deployer stops below it."""
 
     evaluator: str
     candidates: tuple[str, ...]
@@ -177,7 +177,7 @@ class VerdictFloor(Strict):
     def reasons(self, *, trained: int | None = None, held_out: Counted | None = None) -> list[str]:
         """Return why there will be no verdict on so many rows; what is not known is not judged."""
         rows = held_out if self.decides else None
-        reason = too_few_rows(trained, rows.rows if rows else None, least=self.least_rows)
+        reason = explain_too_few_rows(trained, rows.rows if rows else None, least=self.least_rows)
         unclear = undecidable("The held-out rows", rows.cases, self.confidence) if rows else None
         return reason + ([unclear] if unclear else [])
 
@@ -231,11 +231,11 @@ def waits_for_rows(chain: ResolvedChain, candidates: tuple[str, ...]) -> dict[st
         (source.node_id, source.port) for port, sources in inputs.items() if port in DATA_PORTS for source in sources
     ]
     trainers = [node.id for node in chain.nodes if isinstance(node.config, TrainerConfig) and node.id not in candidates]
-    return {name: tuple(source for source in rows if name not in nodes_before(chain, source[0])) for name in trainers}
+    return {name: tuple(source for source in rows if name not in list_ancestors(chain, source[0])) for name in trainers}
 
 
-def nodes_before(chain: ResolvedChain, node_id: str) -> frozenset[str]:
+def list_ancestors(chain: ResolvedChain, node_id: str) -> frozenset[str]:
     """Return a node and all that it needs."""
     node = chain.node(node_id)
     needed = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
-    return frozenset({node_id}).union(*(nodes_before(chain, name) for name in needed))
+    return frozenset({node_id}).union(*(list_ancestors(chain, name) for name in needed))

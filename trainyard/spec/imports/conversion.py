@@ -38,7 +38,7 @@ DEPENDENT = ("stage.", "method.", "eval.", "engine.")
 
 @dataclass(frozen=True)
 class ConfigTool:
-    """One tool whose configs are read."""
+    """A tool whose configs are read."""
 
     title: str
     marks: tuple[str, ...]
@@ -57,7 +57,7 @@ class ConfigTool:
 
 @dataclass(frozen=True)
 class KeyResult:
-    """What became of one key."""
+    """Outcome of one key."""
 
     key: str
     value: Any
@@ -112,7 +112,7 @@ def import_config(
     """
     word, config_tool = tool
     override_settings = flat_overrides(overrides)
-    config = Config(leave_out(value, without), override_settings, data_sets, family)
+    config = Config(drop_keys(value, without), override_settings, data_sets, family)
     if purpose := config_tool.purpose(config):
         raise InvalidInput(
             f"This is {purpose} of {config_tool.title}.",
@@ -122,14 +122,14 @@ def import_config(
         )
     answers = [(occurrence, *answer(occurrence, config_tool, config)) for occurrence in occurrences(config.value)]
     settings, used = merge_settings(config_tool, config, (key_answer for _, _, key_answer in answers))
-    results = [result_of(*parts, settings) for parts in answers]
+    results = [build_result(*parts, settings) for parts in answers]
     defaults = [line for row, value_used in used if (line := default_result(row, value_used, config_tool, settings))]
     chain_value, notes, extra = build_chain(config_tool, config, settings, name)
     chain = None
     if not any(result.status is KeyStatus.REFUSED for result in (*results, *extra, *defaults)):
         chain, reasons = read_chain(chain_value)
         results = blame_keys(results, reasons, answers)
-        extra += [reason_result(reason) for reason in reasons if not blamed(reason, answers)]
+        extra += [reason_result(reason) for reason in reasons if not is_blamed(reason, answers)]
     failed = any(result.status is KeyStatus.REFUSED for result in (*results, *extra, *defaults))
     return Imported(word, (*results, *extra), None if failed else chain, chain_value, tuple(notes), tuple(defaults))
 
@@ -171,7 +171,7 @@ def overridden(setting: str, overrides: Mapping[str, object]) -> bool:
     return any(key == setting or key.startswith(f"{setting}.") for key in overrides)
 
 
-def leave_out(value: Any, without: Sequence[str]) -> JsonObject:
+def drop_keys(value: Any, without: Sequence[str]) -> JsonObject:
     """Return the config without some keys. Raises `InvalidInput` (`E-IMPORT-KEY`) for one that is not there."""
     if not isinstance(value, Mapping):
         raise InvalidInput(
@@ -205,7 +205,7 @@ def drop_key(value: Any, parts: Sequence[str]) -> Any:
     return None if left is None else {**value, first: left}
 
 
-def result_of(
+def build_result(
     occurrence: Occurrence, row: KeyConverter | None, key_answer: KeyAnswer, settings: Mapping[str, object]
 ) -> KeyResult:
     """Return the line of a key; one whose setting the stage or method does not have is noted."""
@@ -326,13 +326,13 @@ def nest(settings: Mapping[str, object]) -> dict[str, object]:
 # Reasons against the chain, at the keys that they are about
 
 
-def setting_of(reason: Reason) -> str:
+def find_setting(reason: Reason) -> str:
     field_name = reason.field.removeprefix("config.")
     return f"{field_name}.type" if field_name in AXES else field_name
 
 
-def blamed(reason: Reason, answers: Iterable[tuple[Occurrence, KeyConverter | None, KeyAnswer]]) -> bool:
-    return any(setting_of(reason) in key_answer.settings for _, _, key_answer in answers)
+def is_blamed(reason: Reason, answers: Iterable[tuple[Occurrence, KeyConverter | None, KeyAnswer]]) -> bool:
+    return any(find_setting(reason) in key_answer.settings for _, _, key_answer in answers)
 
 
 def blame_keys(
@@ -340,14 +340,14 @@ def blame_keys(
     answers: Sequence[tuple[Occurrence, KeyConverter | None, KeyAnswer]],
 ) -> list[KeyResult]:  # fmt: skip
     """Return the results with the reasons of the chain at the keys that gave the settings."""
-    by_setting = {setting_of(reason): reason for reason in reasons}
+    by_setting = {find_setting(reason): reason for reason in reasons}
     blamed_results = []
     for result, (_, _, key_answer) in zip(results, answers, strict=True):
         reason = next((by_setting[key] for key in key_answer.settings if key in by_setting), None)
         blamed_results.append(
             result if reason is None else replace(
                 result, status=KeyStatus.REFUSED, code="E-IMPORT-VALUE", because=reason.because,
-                do=f"{reason.instead} Or --set {setting_of(reason)}=…",
+                do=f"{reason.instead} Or --set {find_setting(reason)}=…",
             )
         )  # fmt: skip
     return blamed_results

@@ -1,4 +1,4 @@
-"""Where the rows of a config are: names of the Hub, files and folders, as one data source."""
+"""Data sets of a config: names of the Hub, files and folders, as one data source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?\Z")
 
 @dataclass(frozen=True)
 class DataPlace:
-    """One data set of a config."""
+    """A data set of a config."""
 
     name: str
     format: str = "auto"
@@ -96,7 +96,7 @@ def assemble_source(data_sets: Sequence[DataPlace], stage: Stage, settings: Json
     if len(data_sets) > 1 and mixes and not overrides.keys() - {"format"}:
         port = Port.SFT if Stage.SFT is stage else stage.facts.ports[0]
         data_sets = [replace(data_set, format=overrides.get("format", data_set.format)) for data_set in data_sets]
-        return {"mix": {**mixed(data_sets), "port": port.value}}
+        return {"mix": {**build_mixture(data_sets), "port": port.value}}
     formats = {data_set.format for data_set in data_sets}
     source = (
         overrides
@@ -112,7 +112,7 @@ def assemble_source(data_sets: Sequence[DataPlace], stage: Stage, settings: Json
     return fill_port(source, stage)
 
 
-def mixed(data_sets: Sequence[DataPlace]) -> JsonObject:
+def build_mixture(data_sets: Sequence[DataPlace]) -> JsonObject:
     """Return all rows of all places, as a mixture: a data set of the Hub has no folder next to the others."""
     sets: JsonObject = {}
     for data_set in dict.fromkeys(data_sets):
@@ -153,7 +153,9 @@ def place_fields(data_sets: Sequence[DataPlace]) -> JsonObject:
         return {"hub": hub}
     above = common_folder([data_set.path for data_set in data_sets])
     include = (
-        [glob for data_set in data_sets for glob in globs_of(data_set, above)] if needs_globs(data_sets, above) else []
+        [glob for data_set in data_sets for glob in list_globs(data_set, above)]
+        if needs_globs(data_sets, above)
+        else []
     )
     source: JsonObject = {"path": above}
     source |= {"include": include} if include else {}
@@ -166,7 +168,7 @@ def needs_globs(data_sets: Sequence[DataPlace], above: str) -> bool:
     return len(data_sets) > 1 or bool(data_sets[0].files) or data_sets[0].on_hub
 
 
-def globs_of(data_set: DataPlace, above: str) -> list[str]:
+def list_globs(data_set: DataPlace, above: str) -> list[str]:
     below = posixpath.relpath(data_set.path, above) if data_set.path != above else ""
     if below and not data_set.files and data_set.name.lower().endswith(ROW_FILES):
         return [below]

@@ -1,4 +1,4 @@
-"""What a tool does where its config leaves a key out: a value that is written into the chain, or a refusal.
+"""Defaults of a tool: a value that is written into the chain, or a refusal.
 
 A chain has defaults of its own, so silence there is not silence here: an `alpha` that is left out is twice the rank for
 one tool and 16 for another. Each tool has a table of `Absent` rows. A row's value is a constant or is computed from the
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.json_types import JsonObject
-from trainyard.spec.imports.keys import Config, KeyAnswer, refused
+from trainyard.spec.imports.keys import Config, KeyAnswer, reject
 from trainyard.spec.imports.shared_keys import HYPER
 
 Settings = Mapping[str, Any]
@@ -55,7 +55,7 @@ FAMILY_BY_NAME: Sequence[tuple[re.Pattern[str], str]] = tuple(
 
 @dataclass(frozen=True)
 class Absent:
-    """What a tool does where its config does not have a key."""
+    """Default of a tool for a missing key."""
 
     key: str
     setting: str
@@ -74,17 +74,17 @@ class Absent:
         return self.value(config, settings) if callable(self.value) else self.value
 
 
-def needed(key: str, setting: str, because: str, do: str, when: Computed | None = None) -> Absent:
+def require_key(key: str, setting: str, because: str, do: str, when: Computed | None = None) -> Absent:
     """Return a key without which the tool trains what a chain cannot, or does not train at all."""
-    return Absent(key, setting, refused(because, do), when=when)
+    return Absent(key, setting, reject(because, do), when=when)
 
 
-def replaced(rows: Iterable[Absent], **values: object) -> tuple[Absent, ...]:
+def replace_values(rows: Iterable[Absent], **values: object) -> tuple[Absent, ...]:
     """Return rows with other values for some keys."""
     return tuple(replace(row, value=values[row.key]) if row.key in values else row for row in rows)
 
 
-def grouped(rows: Iterable[Absent], group: str) -> tuple[Absent, ...]:
+def add_group(rows: Iterable[Absent], group: str) -> tuple[Absent, ...]:
     """Return the rows of a tool that has its keys in a group: `training.learning_rate`."""
     return tuple(replace(row, key=f"{group}.{row.key}") for row in rows)
 
@@ -129,12 +129,12 @@ def has_adapter(_config: Config, settings: Settings) -> bool:
     return settings.get("method.type") in ("lora", "qlora", "dora", "lora_plus")
 
 
-def by_stage(values: Mapping[str, object]) -> Computed:
+def choose_by_stage(values: Mapping[str, object]) -> Computed:
     """Return the value of the stage; None where the stage has none."""
     return lambda _config, settings: values.get(str(settings.get("stage.type")))
 
 
-def twice_rank(_config: Config, settings: Settings) -> object:
+def double_rank(_config: Config, settings: Settings) -> object:
     return 2 * settings["method.rank"]
 
 
@@ -146,7 +146,7 @@ def targets_of_family(config: Config, settings: Settings) -> object:
     family = config.family or next((word for mark, word in FAMILY_BY_NAME if mark.search(base.lower())), None)
     if modules := TARGETS_OF_FAMILY.get(family or ""):
         return list(modules)
-    return refused(
+    return reject(
         f"PEFT chooses the modules by the family of the base, and that of {base or 'no base'} is not known here.",
         'Name them: --set \'method.target_modules=["q_proj", "v_proj"]\', or all-linear.',
     )
@@ -175,7 +175,7 @@ LORA_DEFAULTS: tuple[Absent, ...] = (
 )
 """peft.LoraConfig."""
 PREFERENCE_DEFAULTS: tuple[Absent, ...] = (
-    Absent("beta", "stage.beta", by_stage({"dpo": 0.1, "kto": 0.1, "grpo": 0.0})),
+    Absent("beta", "stage.beta", choose_by_stage({"dpo": 0.1, "kto": 0.1, "grpo": 0.0})),
     Absent("label_smoothing", "stage.label_smoothing", 0.0, when=is_stage("dpo")),
     Absent("desirable_weight", "stage.desirable_weight", 1.0),
     Absent("undesirable_weight", "stage.undesirable_weight", 1.0),
@@ -215,7 +215,7 @@ DEFAULTS: tuple[Absent, ...] = (
     Absent("num_epochs", f"{HYPER}epochs", 1.0, unless=(f"{HYPER}max_steps",)),
     Absent("micro_batch_size", f"{HYPER}batch_size", 1),
     Absent("gradient_accumulation_steps", f"{HYPER}gradient_accumulation", 1),
-    needed(
+    require_key(
         "learning_rate",
         f"{HYPER}learning_rate",
         "Axolotl has no default of it.",
@@ -232,8 +232,10 @@ DEFAULTS: tuple[Absent, ...] = (
     Absent("gradient_checkpointing", f"{HYPER}gradient_checkpointing", False),
     Absent("bf16", f"{HYPER}precision", precision_of_flags),
     Absent("sample_packing", "engine.batching", "padded"),
-    needed("lora_r", "method.rank", "Axolotl has no default of it.", "Write it, or --set method.rank=16.", has_adapter),
-    needed(
+    require_key(
+        "lora_r", "method.rank", "Axolotl has no default of it.", "Write it, or --set method.rank=16.", has_adapter
+    ),
+    require_key(
         "lora_alpha",
         "method.alpha",
         "Axolotl has no default of it.",
@@ -241,16 +243,16 @@ DEFAULTS: tuple[Absent, ...] = (
         has_adapter,
     ),
     Absent("lora_dropout", "method.dropout", 0.0),
-    needed(
+    require_key(
         "lora_target_linear",
         "method.target_modules",
         "Axolotl adapts no module then.",
         "Write lora_target_linear: true, or --set method.target_modules=all-linear.",
         names_no_module,
     ),
-    Absent("rl_beta", "stage.beta", by_stage({"dpo": 0.1, "kto": 0.1, "grpo": 0.0})),
+    Absent("rl_beta", "stage.beta", choose_by_stage({"dpo": 0.1, "kto": 0.1, "grpo": 0.0})),
     Absent("simpo_gamma", "stage.gamma", 0.5, when=has_loss("simpo")),
-    needed(
+    require_key(
         "cpo_alpha",
         "stage",
         "Axolotl adds CPO's loss of the chosen answer to SimPO, with weight 1.",
@@ -262,7 +264,7 @@ DEFAULTS: tuple[Absent, ...] = (
     Absent("kto_undesirable_weight", "stage.undesirable_weight", 1.0),
     Absent("center_rewards_coefficient", "stage.centering", 0.0),
     Absent("trl.num_generations", "stage.num_generations", 8, when=is_stage("grpo")),
-    needed(
+    require_key(
         "trl.max_completion_length",
         "stage.max_completion_length",
         "Axolotl draws without a bound then.",
@@ -273,5 +275,5 @@ DEFAULTS: tuple[Absent, ...] = (
     Absent("trl.num_iterations", "stage.num_iterations", 1, when=is_stage("grpo")),
     Absent("trl.epsilon", "stage.epsilon", 0.2, when=is_stage("grpo")),
     Absent("trl.scale_rewards", "stage.scale_rewards", "group", when=is_stage("grpo")),
-    Absent("trl.loss_type", "stage.loss", by_stage({"grpo": "dapo"})),
+    Absent("trl.loss_type", "stage.loss", choose_by_stage({"grpo": "dapo"})),
 )

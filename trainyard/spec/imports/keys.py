@@ -1,4 +1,4 @@
-"""What a key of another tool's config means for a chain: converters, from which each tool's table is made.
+"""Converters of the keys of another tool's config: converters, from which each tool's table is made.
 
 A row of a table is `key: (converter, test value)`. A converter takes the key's value and the whole config, and answers
 with our settings, with a note, or with a refusal; no key goes without an answer. Our settings are dotted:
@@ -26,7 +26,7 @@ SHOWN_CHARS = 60
 
 
 class KeyStatus(StrEnum):
-    """What became of a key."""
+    """Status of a key."""
 
     MAPPED = "mapped"
     """The chain says the same, by a setting or by what Trainyard does anyway."""
@@ -40,7 +40,7 @@ class KeyStatus(StrEnum):
 
 @dataclass(frozen=True)
 class KeyAnswer:
-    """What a chain makes of one key."""
+    """Answer of a converter to one key."""
 
     status: KeyStatus
     settings: JsonMapping = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Config:
 
 @dataclass(frozen=True)
 class KeyConverter:
-    """One key's meaning; `setting` names the one that replaces it when it is given by `--set`."""
+    """Converter of a key; `setting` names the one that replaces it when it is given by `--set`."""
 
     setting: str
     convert: Callable[[Any, Config], KeyAnswer]
@@ -98,7 +98,7 @@ Table = Mapping[str, tuple[KeyConverter, Any]]
 
 @dataclass(frozen=True)
 class Occurrence:
-    """One key as it is written: `datasets[0].path`, which the table has as `datasets[].path`."""
+    """A key as it is written: `datasets[0].path`, which the table has as `datasets[].path`."""
 
     written: str
     key: str
@@ -148,13 +148,13 @@ def flag(value: Any) -> bool:
     return word
 
 
-def text(value: Any) -> str:
+def require_text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise WrongValue("a text")
     return value.strip()
 
 
-def texts(value: Any) -> list[str]:
+def require_texts(value: Any) -> list[str]:
     """Return a list of texts, or one text with commas."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
@@ -171,15 +171,15 @@ def describe(value: Any) -> str:
 # Answers
 
 
-def mapped(settings: JsonMapping | None = None, because: str = "") -> KeyAnswer:
+def assign(settings: JsonMapping | None = None, because: str = "") -> KeyAnswer:
     return KeyAnswer(KeyStatus.MAPPED, settings or {}, because)
 
 
-def noted(because: str, settings: JsonMapping | None = None) -> KeyAnswer:
+def remark(because: str, settings: JsonMapping | None = None) -> KeyAnswer:
     return KeyAnswer(KeyStatus.NOTED, settings or {}, because)
 
 
-def refused(because: str, do: str) -> KeyAnswer:
+def reject(because: str, do: str) -> KeyAnswer:
     return KeyAnswer(KeyStatus.REFUSED, because=because, do=do)
 
 
@@ -191,13 +191,13 @@ def to(setting: str, read: Read, *, absent: Sequence[Any] = (None,)) -> KeyConve
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value in absent:
-            return mapped(because="Left out, here as there.")
-        return mapped({setting: read(value)})
+            return assign(because="Left out, here as there.")
+        return assign({setting: read(value)})
 
     return KeyConverter(setting, convert)
 
 
-def word(
+def map_word(
     setting: str, settings_by_word: Mapping[Any, Any], *, notes: Mapping[Any, tuple[Any, str]] | None = None
 ) -> KeyConverter:
     """Return a word of theirs as ours; `notes` has words that come close, with the difference."""
@@ -206,20 +206,20 @@ def word(
         plain = value.lower().strip() if isinstance(value, str) else value
         if plain is None or isinstance(plain, list | dict):
             if plain is None:
-                return mapped(because="Left out, here as there.")
+                return assign(because="Left out, here as there.")
             raise WrongValue("a word")
         if plain in settings_by_word:
             setting_value = settings_by_word[plain]
             return (
-                mapped({setting: setting_value})
+                assign({setting: setting_value})
                 if setting_value is not None
-                else mapped(because="What a chain does anyway.")
+                else assign(because="What a chain does anyway.")
             )
         if notes and plain in notes:
             ours_word, why = notes[plain]
-            return noted(why, {setting: ours_word} if ours_word is not None else {})
+            return remark(why, {setting: ours_word} if ours_word is not None else {})
         allowed = ", ".join(dict.fromkeys(str(value) for value in settings_by_word.values() if value is not None))
-        return refused(
+        return reject(
             f"There is no {describe(value)} here.", f"Give one of Trainyard's words: --set {setting}=…, of {allowed}."
         )
 
@@ -230,34 +230,34 @@ def switch(on: KeyAnswer, off: KeyAnswer | None = None, *, setting: str = "") ->
     """Return a flag; null is off."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
-        return on if value is not None and flag(value) else off or mapped(because="Off, as in a chain without it.")
+        return on if value is not None and flag(value) else off or assign(because="Off, as in a chain without it.")
 
     return KeyConverter(setting, convert)
 
 
-def always(because: str, *, setting: str = "") -> KeyConverter:
+def accept(because: str, *, setting: str = "") -> KeyConverter:
     """Return what a chain does anyway, whatever the value."""
-    return KeyConverter(setting, lambda _value, _config: mapped(because=because))
+    return KeyConverter(setting, lambda _value, _config: assign(because=because))
 
 
-def carried(setting: str, read: Read | None = None) -> KeyConverter:
+def carry_setting(setting: str, read: Read | None = None) -> KeyConverter:
     """Return a key that the tool's own functions for data and axes read."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is not None and read is not None:
             read(value)
-        return mapped(because=f"In {setting}.")
+        return assign(because=f"In {setting}.")
 
     return KeyConverter(setting, convert)
 
 
-def column_of(field_name: str, *usual: str) -> KeyConverter:
+def map_column(field_name: str, *usual: str) -> KeyConverter:
     """Return a column of the rows: under a usual name as it is, under another by `columns` of the data source."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
-        if value is None or text(value) in usual:
-            return mapped(because="A name of a field that is known.")
-        return mapped(because=f"In data_source.columns, as {field_name}.")
+        if value is None or require_text(value) in usual:
+            return assign(because="A name of a field that is known.")
+        return assign(because=f"In data_source.columns, as {field_name}.")
 
     return KeyConverter("data_source.columns", convert)
 
@@ -266,17 +266,17 @@ def note(because: str, *, unless: Sequence[Any] = (None,)) -> KeyConverter:
     """Return a key that a chain does not need; in `unless` are the values that agree with a chain without it."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
-        return mapped(because="Off, as in a chain without it.") if among(value, unless) else noted(because)
+        return assign(because="Off, as in a chain without it.") if is_among(value, unless) else remark(because)
 
     return KeyConverter("", convert)
 
 
-def off_with(switch_key: str, on: KeyConverter) -> KeyConverter:
+def unless_off(switch_key: str, on: KeyConverter) -> KeyConverter:
     """Return a key of a feature that another key switches off there, so that it says nothing."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if config.get(switch_key) in ABSENT:
-            return mapped(because=f"Without {switch_key} it says nothing, here as there.")
+            return assign(because=f"Without {switch_key} it says nothing, here as there.")
         return on.convert(value, config)
 
     return KeyConverter(on.setting, convert)
@@ -286,7 +286,7 @@ def refuse(because: str, do: str, *, unless: Sequence[Any] = ABSENT, setting: st
     """Return a key without which something else would be trained; in `unless` are the values that switch it off."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
-        return mapped(because="Off, as in a chain without it.") if among(value, unless) else refused(because, do)
+        return assign(because="Off, as in a chain without it.") if is_among(value, unless) else reject(because, do)
 
     return KeyConverter(setting, convert)
 
@@ -295,12 +295,12 @@ def agrees(because: str, values: Sequence[object], otherwise: KeyAnswer, *, sett
     """Return a key of which some values are what a chain does anyway; another value has the other answer."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
-        return mapped(because=because) if value is None or among(value, values) else otherwise
+        return assign(because=because) if value is None or is_among(value, values) else otherwise
 
     return KeyConverter(setting, convert)
 
 
-def among(value: Any, values: Sequence[object]) -> bool:
+def is_among(value: Any, values: Sequence[object]) -> bool:
     """Return whether a value is one of some, where 0 is not False."""
     return any(value == candidate and isinstance(value, bool) == isinstance(candidate, bool) for candidate in values)
 
@@ -311,18 +311,18 @@ def steps_of_warmup() -> KeyConverter:
 
     def convert(value: Any, _: Config) -> KeyAnswer:
         if value is None:
-            return mapped(because="Left out, here as there.")
+            return assign(because="Left out, here as there.")
         count = number(value)
-        return mapped({"hyperparameters.warmup_ratio": count} if 0 < count < 1 else {setting: integer(value)})
+        return assign({"hyperparameters.warmup_ratio": count} if 0 < count < 1 else {setting: integer(value)})
 
     return KeyConverter(setting, convert)
 
 
-def each(converter: KeyConverter, example: object, *keys: str) -> dict[str, tuple[KeyConverter, object]]:
+def repeat(converter: KeyConverter, example: object, *keys: str) -> dict[str, tuple[KeyConverter, object]]:
     """Return one row for some keys."""
     return dict.fromkeys(keys, (converter, example))
 
 
-def rows_below(table: Table, group: str) -> dict[str, tuple[KeyConverter, object]]:
+def prefix_rows(table: Table, group: str) -> dict[str, tuple[KeyConverter, object]]:
     """Return the rows of a table for a tool that has its keys in a group: `training.learning_rate`."""
     return {f"{group}.{key}": row for key, row in table.items()}

@@ -13,9 +13,9 @@ from trainyard.spec.imports.defaults import (
     ARGUMENT_DEFAULTS,
     Absent,
     Computed,
-    by_stage,
+    choose_by_stage,
+    double_rank,
     has_loss,
-    twice_rank,
 )
 from trainyard.spec.imports.keys import (
     ABSENT,
@@ -23,24 +23,24 @@ from trainyard.spec.imports.keys import (
     KeyAnswer,
     KeyConverter,
     Table,
+    accept,
     agrees,
-    always,
-    carried,
-    each,
+    assign,
+    carry_setting,
     flag,
     integer,
-    mapped,
+    map_word,
     note,
-    noted,
     number,
-    off_with,
     refuse,
-    refused,
+    reject,
+    remark,
+    repeat,
+    require_text,
+    require_texts,
     switch,
-    text,
-    texts,
     to,
-    word,
+    unless_off,
 )
 from trainyard.spec.imports.shared_keys import (
     ARGUMENTS,
@@ -53,7 +53,7 @@ from trainyard.spec.imports.shared_keys import (
     WITHOUT,
     attention,
     fsdp_details,
-    held_out,
+    map_held_out,
     shard_detail,
     sharding,
     share,
@@ -85,30 +85,30 @@ def pissa() -> KeyConverter:
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value is None or not flag(value):
-            return mapped(because="An adapter changes nothing at first.")
+            return assign(because="An adapter changes nothing at first.")
         iterations = integer(config.get("pissa_iter", 16))
-        return mapped({"method.init": "pissa" if iterations < 1 else f"pissa_niter_{iterations}"})
+        return assign({"method.init": "pissa" if iterations < 1 else f"pissa_niter_{iterations}"})
 
     return KeyConverter("method.init", convert)
 
 
 def optimizer_switch(name: str) -> KeyConverter:
     setting = f"{HYPER}optimizer"
-    return switch(mapped({setting: name}), setting=setting)
+    return switch(assign({setting: name}), setting=setting)
 
 
 def fast_attention() -> KeyConverter:
-    return word("engine.attention", {"auto": "auto", "fa2": "auto", "fa3": "auto", "flash_attention_2": "auto",
+    return map_word("engine.attention", {"auto": "auto", "fa2": "auto", "fa3": "auto", "flash_attention_2": "auto",
                                      "sdpa": "sdpa", "disabled": "eager"})  # fmt: skip
 
 
-def named_template() -> KeyConverter:
+def map_template() -> KeyConverter:
     """`default` is a text of LLaMA-Factory's own; a name that is left out is the base's template."""
     plain = template()
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value in OWN_TEMPLATES:
-            return refused(
+            return reject(
                 f"The template {value} is a text of LLaMA-Factory's own.",
                 "--set engine.template=auto takes the base's own template, another prompt.",
             )
@@ -157,20 +157,20 @@ ELSEWHERE = ("script_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 def data_names(config: Config) -> list[DataPlace]:
     """`identity, alpaca_en_demo`: as `dataset_info.json` lists them, else files of these names in `dataset_dir`."""
     listed_names, folder = config.get("dataset") or config.get("train_dataset"), str(config.get("dataset_dir", "data"))
-    names = texts(listed_names) if isinstance(listed_names, str | list) else []
+    names = require_texts(listed_names) if isinstance(listed_names, str | list) else []
     rows = config.get("max_samples")
     most = rows if isinstance(rows, int) else None
     listed = config.data_sets or {}
     below = "" if folder.startswith("REMOTE") else folder
     return [
-        listed_place(entry, below, most).with_columns(columns_of(entry, config))
+        read_listed_place(entry, below, most).with_columns(read_columns(entry, config))
         if isinstance(entry := listed.get(name), Mapping)
-        else place_of(name, below, most)
+        else build_place(name, below, most)
         for name in names
     ]  # fmt: skip
 
 
-def listed_place(entry: JsonMapping, folder: str, most: int | None) -> DataPlace:
+def read_listed_place(entry: JsonMapping, folder: str, most: int | None) -> DataPlace:
     """Return the data set of an entry of `dataset_info.json`."""
     samples = entry.get("num_samples")
     rows = min((count for count in (samples, most) if isinstance(count, int)), default=None)
@@ -182,7 +182,7 @@ def listed_place(entry: JsonMapping, folder: str, most: int | None) -> DataPlace
     return DataPlace(f"{folder}/{name}" if folder else name, kind, max_rows=rows, local=True)
 
 
-def place_of(name: str, folder: str, most: int | None) -> DataPlace:
+def build_place(name: str, folder: str, most: int | None) -> DataPlace:
     if "/" in name or "." in name:
         return DataPlace(name, max_rows=most, local=True)
     return DataPlace(folder or "data", files=(f"{name}.*", f"{name}/*"), max_rows=most, local=True)
@@ -196,7 +196,7 @@ def unreadable(name: str, entry: JsonMapping, config: Config) -> str:
     columns = entry.get("columns") or {}
     if strange := [key for key, column in columns.items() if column is not None and key not in FIELDS]:
         return f"{name} has a column for {', '.join(strange)}, which a data source here does not read."
-    if "text" in columns_of(entry, config) and len([column for column in columns.values() if column]) > 1:
+    if "text" in read_columns(entry, config) and len([column for column in columns.values() if column]) > 1:
         return f"{name} joins columns of a row into one text, and a text here is in one column."
     for key, tag in (entry.get("tags") or {}).items():
         if tag not in TAGS.get(key, ()):
@@ -204,18 +204,18 @@ def unreadable(name: str, entry: JsonMapping, config: Config) -> str:
     return ""
 
 
-def columns_of(entry: Mapping[str, object], config: Config) -> dict[str, str]:
+def read_columns(entry: Mapping[str, object], config: Config) -> dict[str, str]:
     """Field here -> column of an entry's rows; empty where what is read here by usual names is what it lists."""
-    columns = listed_columns(entry)
+    columns = read_listed_columns(entry)
     usual = all(column in COLUMNS[key] for key, column in columns.items())
-    if usual and not unlisted_keys(entry):
+    if usual and not find_unlisted_keys(entry):
         return {}
     if config.get("stage") == "pt":
         return {"text": columns["prompt"]} if "prompt" in columns else {}
     return {FIELDS[key]: column for key, column in columns.items()}
 
 
-def listed_columns(entry: JsonMapping) -> dict[str, str]:
+def read_listed_columns(entry: JsonMapping) -> dict[str, str]:
     """Return what a column is for -> the column, of those that LLaMA-Factory reads."""
     alpaca = entry.get("formatting", "alpaca") == "alpaca"
     usual = (
@@ -225,9 +225,9 @@ def listed_columns(entry: JsonMapping) -> dict[str, str]:
     return {key: str(column) for key, column in columns if column is not None and key in FIELDS}
 
 
-def unlisted_keys(entry: JsonMapping) -> list[str]:
+def find_unlisted_keys(entry: JsonMapping) -> list[str]:
     """Return the keys of an entry's rows that would be read here and are not there."""
-    listed = set(listed_columns(entry).values())
+    listed = set(read_listed_columns(entry).values())
     columns = UNLISTED.get(str(entry.get("formatting", "alpaca")), frozenset())
     return sorted(columns & set(entry.get(ROW_KEYS, ())) - listed)
 
@@ -235,32 +235,32 @@ def unlisted_keys(entry: JsonMapping) -> list[str]:
 def data_sets() -> KeyConverter:
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value is None:
-            return mapped(because="No data set.")
-        names, listed = texts(value), config.data_sets
+            return assign(because="No data set.")
+        names, listed = require_texts(value), config.data_sets
         if not names:
-            return refused("It names no data set.", "Name one, or a file: --set data_source.path=FILE.")
+            return reject("It names no data set.", "Name one, or a file: --set data_source.path=FILE.")
         if listed is not None:
             entries = {name: listed[name] for name in names if isinstance(listed.get(name), Mapping)}
             problems = [problem for name, entry in entries.items() if (problem := unreadable(name, entry, config))]
             problems += [f"{name} is not in {INFO_FILE}." for name in names if name not in entries and "." not in name]
             if problems:
                 do = "Rename keys by `sql` with AS, or by a `converter`, and name that: --set data_source.path=FILE."
-                return refused(problems[0], do)
+                return reject(problems[0], do)
             if any(entry.get("num_samples") for entry in entries.values()):
-                return noted(DRAWN)
-            return mapped(because=f"As {INFO_FILE} lists it.")
+                return remark(DRAWN)
+            return assign(because=f"As {INFO_FILE} lists it.")
         files = ", ".join(
             f"{data_set.name}/{data_set.files[0]}" if data_set.files else data_set.name
             for data_set in data_names(config)
         )
-        return mapped(because=f"Files by these names, {files}: there is no {INFO_FILE} next to them.")
+        return assign(because=f"Files by these names, {files}: there is no {INFO_FILE} next to them.")
 
     return KeyConverter("data_source.path", convert)
 
 
 def axes(config: Config) -> dict[str, object]:
     stage = STAGES.get(str(config.get("stage", "sft")), str(config.get("stage")))
-    method = method_of(config)
+    method = read_method(config)
     settings: JsonObject = {"stage.type": stage, "method.type": method}
     bits = config.get("quantization_bit") or config.get("quant_config.quantization_bit")
     if method == "qlora" and bits == 8:
@@ -268,11 +268,11 @@ def axes(config: Config) -> dict[str, object]:
     if stage == "ppo":
         settings["backend"] = "trl"
     if config.processes > 1:
-        settings |= strategy_of(config)
+        settings |= read_strategy(config)
     return settings
 
 
-def method_of(config: Config) -> str:
+def read_method(config: Config) -> str:
     word_of = str(config.get("finetuning_type") or config.get("peft_config.name") or
                   ("lora" if "finetuning_type" in config.value or "stage" in config.value else "full"))  # fmt: skip
     method = METHODS.get(word_of, word_of)
@@ -285,7 +285,7 @@ def method_of(config: Config) -> str:
     return "dora" if config.get("use_dora") else "lora"
 
 
-def strategy_of(config: Config) -> dict[str, object]:
+def read_strategy(config: Config) -> dict[str, object]:
     name = str(config.get("deepspeed") or config.get("dist_config.config_file") or "")
     level = next((strategy for part, strategy in STRATEGIES.items() if f"_{part}" in name), "")
     if level == "zero3":
@@ -317,7 +317,7 @@ def is_v0(config: Config) -> bool:
     return not is_v1(config)
 
 
-def only_in(form: Callable[[Config], bool], when: Computed | None) -> Computed:
+def restrict_to(form: Callable[[Config], bool], when: Computed | None) -> Computed:
     """Return a row of one form of the config."""
     return lambda config, settings: form(config) and (when is None or when(config, settings))
 
@@ -333,44 +333,44 @@ def precision_of_flags(_config: Config, settings: Mapping[str, object]) -> str:
 
 
 def optimizer_config() -> KeyConverter:
-    return word(f"{HYPER}optimizer", {"muon": "muon", "adamw": "adamw", "badam": None})
+    return map_word(f"{HYPER}optimizer", {"muon": "muon", "adamw": "adamw", "badam": None})
 
 
 ARGS = {key: row for key, row in ARGUMENTS.items() if key != "optim"}
 V0: Table = {
-    "model_name_or_path": (to("base_model", text), "Qwen/Qwen3-0.6B"),
+    "model_name_or_path": (to("base_model", require_text), "Qwen/Qwen3-0.6B"),
     "model_revision": (
-        agrees("The newest of the base.", ("main",), refused(
+        agrees("The newest of the base.", ("main",), reject(
             "A base is named, its revision is not.", "Download it: --set base_model=FOLDER.")), "main"
     ),
     "optim": ARGUMENTS["optim"],
     "trust_remote_code": (note("Code of a model repository never runs; models that transformers knows need none.",
                                unless=(None, False)), True),
     "cache_dir": (note("The Hub's cache is where HF_HOME says."), None),
-    "stage": (word("stage.type", dict.fromkeys(STAGES)), "sft"),
-    "finetuning_type": (word("method.type", dict.fromkeys(METHODS)), "lora"),
+    "stage": (map_word("stage.type", dict.fromkeys(STAGES)), "sft"),
+    "finetuning_type": (map_word("method.type", dict.fromkeys(METHODS)), "lora"),
     "lora_rank": (to("method.rank", integer), 8),
     "lora_alpha": (to("method.alpha", number), 16),
     "lora_dropout": (to("method.dropout", number), 0.0),
     "lora_target": (target_modules(), "all"),
-    "additional_target": (to("method.modules_to_save", texts), "embed_tokens"),
+    "additional_target": (to("method.modules_to_save", require_texts), "embed_tokens"),
     "use_rslora": LORA["use_rslora"],
-    "use_dora": (carried("method", flag), False),
+    "use_dora": (carry_setting("method", flag), False),
     "loraplus_lr_ratio": (to("method.ratio", number), 16.0),
     "loraplus_lr_embedding": (note("Embeddings are not adapted: no adapter on them has a rate."), 1e-6),
-    "create_new_adapter": (agrees("A new adapter.", (True, False), mapped()), False),
+    "create_new_adapter": (agrees("A new adapter.", (True, False), assign()), False),
     "pissa_init": (pissa(), True),
-    "pissa_iter": (carried("method.init", integer), 16),
+    "pissa_iter": (carry_setting("method.init", integer), 16),
     "pissa_convert": (
         agrees("The saved adapter is a plain one of twice the rank.", (True,),
-               noted("The saved adapter is always a plain one, of twice the rank, that fits the base.")), True
+               remark("The saved adapter is always a plain one, of twice the rank, that fits the base.")), True
     ),
     "oft_block_size": (to("method.block_size", integer), 32),
     "oft_target": (target_modules(), "all"),
     "oft_rank": (note("The size of a block decides: method.block_size.", unless=(None, 0)), 0),
     "module_dropout": (to("method.dropout", number), 0.0),
     "freeze_trainable_layers": (to("method.blocks", integer), 2),
-    "freeze_trainable_modules": (agrees("Whole blocks.", ("all",), refused(
+    "freeze_trainable_modules": (agrees("Whole blocks.", ("all",), reject(
         "Blocks are trained whole.", "Use `all`, or method lora with target_modules.")), "all"),
     "freeze_extra_modules": (refuse("Besides blocks, only the head is trainable.", "--set method.head=true",
                                     setting="method.head"), None),
@@ -378,62 +378,62 @@ V0: Table = {
         refuse("LLaMA Pro adds blocks, which method freeze does not.", "Leave it out: --without."), False
     ),
     "pref_beta": (to("stage.beta", number), 0.1),
-    "pref_loss": (word("stage.loss", LOSSES), "sigmoid"),
+    "pref_loss": (map_word("stage.loss", LOSSES), "sigmoid"),
     "pref_ftx": (refuse("No SFT loss is added to DPO.", "Leave it out, or use orpo.", unless=(None, 0)), 0.0),
     "simpo_gamma": (to("stage.gamma", number), 0.5),
     "dpo_label_smoothing": (to("stage.label_smoothing", number), 0.0),
     "kto_chosen_weight": (to("stage.desirable_weight", number), 1.0),
     "kto_rejected_weight": (to("stage.undesirable_weight", number), 1.0),
-    **each(refuse("No backend trains PPO today.", "Use stage grpo or dpo."), None, "ppo_buffer_size", "ppo_epochs",
+    **repeat(refuse("No backend trains PPO today.", "Use stage grpo or dpo."), None, "ppo_buffer_size", "ppo_epochs",
            "ppo_score_norm", "ppo_target", "ppo_whiten_rewards", "reward_model", "reward_model_type"),
     "ref_model": (refuse("The reference is the base itself.", "Leave it out: --without ref_model."), None),
     "adapter_name_or_path": (refuse("A chain continues an adapter of a trainer before it.",
                                     "Leave it out, or put that training before this one."), None),
     "dataset": (data_sets(), "identity,alpaca_en_demo"),
-    "dataset_dir": (carried("data_source.path", text), "data"),
+    "dataset_dir": (carry_setting("data_source.path", require_text), "data"),
     "eval_dataset": (note(EVALUATION), "identity"),
-    "val_size": (held_out("eval.share", share), 0.1),
-    "max_samples": (carried("data_source.max_rows", integer), 1000),
-    "template": (named_template(), "llama3"),
+    "val_size": (map_held_out("eval.share", share), 0.1),
+    "max_samples": (carry_setting("data_source.max_rows", integer), 1000),
+    "template": (map_template(), "llama3"),
     "cutoff_len": (to(f"{HYPER}max_length", integer), 2048),
-    "packing": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
+    "packing": (switch(assign({"engine.batching": "packed"}), assign({"engine.batching": "padded"}),
                        setting="engine.batching"), False),
-    "neat_packing": (switch(mapped({"engine.batching": "packed"}), setting="engine.batching"), False),
-    "train_on_prompt": (agrees("Only answers are learned.", (False,), refused(
+    "neat_packing": (switch(assign({"engine.batching": "packed"}), setting="engine.batching"), False),
+    "train_on_prompt": (agrees("Only answers are learned.", (False,), reject(
         "Prompts are not learned.", "Use stage cpt for whole texts.")), False),
-    "mask_history": (switch(mapped({"stage.turns": "last"}), setting="stage.turns"), True),
+    "mask_history": (switch(assign({"stage.turns": "last"}), setting="stage.turns"), True),
     "enable_thinking": (note("Reasoning is learned where the rows and the template have it."), True),
     "tool_format": (refuse("Tools are written by the base's own template.", WITHOUT), None),
     "default_system": (refuse("A system message is part of the rows.", "Add it to them; --without it."), None),
-    "disable_shuffling": (agrees("Rows are shuffled.", (False,), refused(
+    "disable_shuffling": (agrees("Rows are shuffled.", (False,), reject(
         "Rows are shuffled by the seed.", "--without disable_shuffling")), False),
     "tokenized_path": (note("Tokens are made by the training, and rows are in the store."), "saves/tokens"),
     "preprocessing_num_workers": (note(LOADING), 16),
     "preprocessing_batch_size": (note(LOADING), 1000),
-    "overwrite_cache": (always("Rows are read again when their file has changed."), True),
+    "overwrite_cache": (accept("Rows are read again when their file has changed."), True),
     "streaming": (note("A data set is read once, into the store."), False),
-    "mix_strategy": (agrees("One after the other, then shuffled.", ("concat",), refused(
+    "mix_strategy": (agrees("One after the other, then shuffled.", ("concat",), reject(
         "Sets are joined, not interleaved.", "--without mix_strategy")), "concat"),
-    "plot_loss": (always("Every step's loss is kept; `trainyard jobs metrics` shows it."), True),
-    "include_effective_tokens_per_second": (always("Tokens per second are in every step's metrics."), True),
+    "plot_loss": (accept("Every step's loss is kept; `trainyard jobs metrics` shows it."), True),
+    "include_effective_tokens_per_second": (accept("Tokens per second are in every step's metrics."), True),
     "flash_attn": (fast_attention(), "fa2"),
     "attn_implementation": (attention(), "sdpa"),
-    "enable_liger_kernel": (switch(mapped({"engine.head": "liger"}), setting="engine.head"), False),
-    "use_unsloth": (switch(mapped({"backend": "unsloth"}), setting="backend"), False),
-    "use_unsloth_gc": (switch(mapped({f"{HYPER}gradient_checkpointing": True})), False),
-    "disable_gradient_checkpointing": (switch(mapped({f"{HYPER}gradient_checkpointing": False}),
-                                              mapped({f"{HYPER}gradient_checkpointing": True})), False),
-    "use_reentrant_gc": (agrees("Not re-entrant.", (False,), noted("Recomputed without re-entrance: equal.")), False),
-    "pure_bf16": (switch(mapped({f"{HYPER}precision": "bf16"})), True),
+    "enable_liger_kernel": (switch(assign({"engine.head": "liger"}), setting="engine.head"), False),
+    "use_unsloth": (switch(assign({"backend": "unsloth"}), setting="backend"), False),
+    "use_unsloth_gc": (switch(assign({f"{HYPER}gradient_checkpointing": True})), False),
+    "disable_gradient_checkpointing": (switch(assign({f"{HYPER}gradient_checkpointing": False}),
+                                              assign({f"{HYPER}gradient_checkpointing": True})), False),
+    "use_reentrant_gc": (agrees("Not re-entrant.", (False,), remark("Recomputed without re-entrance: equal.")), False),
+    "pure_bf16": (switch(assign({f"{HYPER}precision": "bf16"})), True),
     "upcast_layernorm": (note("Norms are computed in fp32 by the model itself."), False),
     "compute_dtype": (note("precision decides."), None),
-    "quantization_bit": (agrees("A base of 4 bits (nf4) or 8 (int8).", (4, 8), refused(
+    "quantization_bit": (agrees("A base of 4 bits (nf4) or 8 (int8).", (4, 8), reject(
         "There are bases of 4 and 8 bits.", "Write 4 or 8.")), 4),
-    "quantization_method": (agrees("bitsandbytes.", ("bnb", "bitsandbytes"), refused(
+    "quantization_method": (agrees("bitsandbytes.", ("bnb", "bitsandbytes"), reject(
         "A base is quantised by bitsandbytes here.", "--set quantization=hqq_int4", ), setting="quantization"), "bnb"),
-    "quantization_type": (to("quantization", text), "nf4"),
+    "quantization_type": (to("quantization", require_text), "nf4"),
     "double_quantization": (
-        agrees("Scales are quantised as well.", (True,), noted("Scales are quantised as well.")), True
+        agrees("Scales are quantised as well.", (True,), remark("Scales are quantised as well.")), True
     ),
     "quantization_device_map": (note("The base is loaded on the training's device."), None),
     "rope_scaling": (
@@ -441,61 +441,61 @@ V0: Table = {
                "Say it: --set 'rope={\"type\": \"yarn\", \"factor\": 4}'", setting="rope"), None
     ),
     "resize_vocab": (
-        switch(mapped(because="Embeddings grow by what added_tokens needs.")), True
+        switch(assign(because="Embeddings grow by what added_tokens needs.")), True
     ),
-    "add_tokens": (to("added_tokens", texts), "<|plan|>,<|act|>"),
+    "add_tokens": (to("added_tokens", require_texts), "<|plan|>,<|act|>"),
     "shift_attn": (refuse("Shifted attention is not here.", "--without shift_attn"), False),
     "mixture_of_depths": (refuse("Mixture of depths is not here.", "--without mixture_of_depths"), None),
     "use_galore": (refuse("GaLore has rank 128 and its paper's numbers here, another rank and scale there.",
                           "--set hyperparameters.optimizer=galore takes those here.",
                           setting=f"{HYPER}optimizer"), False),
     "use_muon": (optimizer_switch("muon"), False),
-    **each(off_with("use_galore", note("GaLore has its paper's numbers here.")), None, "galore_target", "galore_rank",
-           "galore_update_interval", "galore_scale", "galore_proj_type", "galore_layerwise"),
-    **each(refuse("APOLLO is not an optimizer here.", OTHER_OPTIMIZER), False, "use_apollo", "apollo_target",
+    **repeat(unless_off("use_galore", note("GaLore has its paper's numbers here.")), None, "galore_target",
+           "galore_rank", "galore_update_interval", "galore_scale", "galore_proj_type", "galore_layerwise"),
+    **repeat(refuse("APOLLO is not an optimizer here.", OTHER_OPTIMIZER), False, "use_apollo", "apollo_target",
            "apollo_rank", "apollo_update_interval", "apollo_scale", "apollo_scale_type", "apollo_layerwise"),
-    **each(refuse("BAdam is not an optimizer here.", OTHER_OPTIMIZER), False, "use_badam", "badam_mode",
+    **repeat(refuse("BAdam is not an optimizer here.", OTHER_OPTIMIZER), False, "use_badam", "badam_mode",
            "badam_switch_mode", "badam_switch_interval", "badam_update_ratio", "badam_verbose"),
     "use_adam_mini": (refuse("Adam-mini is not an optimizer here.", OTHER_OPTIMIZER), False),
-    **each(refuse("This loss is not here.", "Use stage sft: leave it out by --without."), False, "use_dft_loss",
+    **repeat(refuse("This loss is not here.", "Use stage sft: leave it out by --without."), False, "use_dft_loss",
            "use_asft_loss", "asft_alpha", "use_eaft_loss", "eaft_alpha"),
-    "fp8": (switch(mapped({"engine.fp8": "torchao"}), setting="engine.fp8"), False),
-    "fp8_backend": (agrees("torchao.", ("auto", "torchao"), noted("torchao computes it here.")), "torchao"),
+    "fp8": (switch(assign({"engine.fp8": "torchao"}), setting="engine.fp8"), False),
+    "fp8_backend": (agrees("torchao.", ("auto", "torchao"), remark("torchao computes it here.")), "torchao"),
     "fp8_enable_fsdp_float8_all_gather": (note("A detail of FSDP with fp8: weights are gathered in bf16."), False),
     "deepspeed": (sharding(), "ds_z3_config.json"),
     "fsdp": (sharding(), "full_shard"),
     "fsdp_transformer_layer_cls_to_wrap": (shard_detail(), "LlamaDecoderLayer"),
     **fsdp_details("fsdp_config"),
-    **each(note("Kept for Ray: Prefect starts trainings here."), 4, "ray_num_workers", "ray_run_name"),
-    **each(refuse(KTRANSFORMERS, "Leave it out: --without."), False, "use_kt", "kt_config.*", "kt_cpu_activation",
+    **repeat(note("Kept for Ray: Prefect starts trainings here."), 4, "ray_num_workers", "ray_run_name"),
+    **repeat(refuse(KTRANSFORMERS, "Leave it out: --without."), False, "use_kt", "kt_config.*", "kt_cpu_activation",
            "kt_weight_path", "kt_non_expert_weight_path"),
-    **each(refuse(MEGATRON, ONE_PROCESS, unless=(*ABSENT, 1)), 1, "tensor_model_parallel_size",
+    **repeat(refuse(MEGATRON, ONE_PROCESS, unless=(*ABSENT, 1)), 1, "tensor_model_parallel_size",
            "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size", "sequence_parallel"),
-    **each(note("A kernel or an overlap of Megatron, with equal numbers."), True, "bias_activation_fusion",
+    **repeat(note("A kernel or an overlap of Megatron, with equal numbers."), True, "bias_activation_fusion",
            "apply_rope_fusion", "use_distributed_optimizer", "overlap_param_gather", "overlap_grad_reduce",
            "moe_grouped_gemm", "moe_token_dispatcher_type", "recompute_granularity", "use_packed_sequences",
            "export_hf_on_finish"),
-    "mixed_precision": (agrees("bf16.", ("bf16_mixed",), refused("Precision is bf16, fp16 or fp32.",
+    "mixed_precision": (agrees("bf16.", ("bf16_mixed",), reject("Precision is bf16, fp16 or fp32.",
                                                                   "--set hyperparameters.precision=bf16")),
                                                                       "bf16_mixed"),
-    **each(refuse(TEXT_ONLY, NO_IMAGES), None, "image_max_pixels", "image_min_pixels", "video_max_pixels",
+    **repeat(refuse(TEXT_ONLY, NO_IMAGES), None, "image_max_pixels", "image_min_pixels", "video_max_pixels",
            "video_min_pixels", "video_fps", "video_maxlen", "freeze_vision_tower", "freeze_multi_modal_projector",
            "media_dir"),
-    "freeze_language_model": (agrees("The text model is trained.", (False,), refused("It is what is trained.",
+    "freeze_language_model": (agrees("The text model is trained.", (False,), reject("It is what is trained.",
                                                                                      "Leave it out.")), False),
     "use_v1_kernels": (note("Kernels of LLaMA-Factory compute the same."), False),
-    **each(note(GENERATES), None, "do_predict", "predict_with_generate", "temperature", "top_p", "top_k",
+    **repeat(note(GENERATES), None, "do_predict", "predict_with_generate", "temperature", "top_p", "top_k",
         "max_new_tokens"),
-    **each(note(EXPORTS), None, "export_dir", "export_size", "infer_backend", "infer_dtype"),
+    **repeat(note(EXPORTS), None, "export_dir", "export_size", "infer_backend", "infer_dtype"),
     "do_train": ARGUMENTS["do_train"],
 }  # fmt: skip
 V1: Table = {
-    "model": (to("base_model", text), "Qwen/Qwen3-0.6B"),
-    "model_class": (agrees("A text model.", ("llm",), refused(TEXT_ONLY, NO_IMAGES)), "llm"),
-    "train_dataset": (carried("data_source.path", text), "data/rows.yaml"),
+    "model": (to("base_model", require_text), "Qwen/Qwen3-0.6B"),
+    "model_class": (agrees("A text model.", ("llm",), reject(TEXT_ONLY, NO_IMAGES)), "llm"),
+    "train_dataset": (carry_setting("data_source.path", require_text), "data/rows.yaml"),
     "micro_batch_size": (to(f"{HYPER}batch_size", integer), 1),
     "global_batch_size": (note("micro_batch_size and accumulation are written; processes multiply them."), 8),
-    "peft_config.name": (word("method.type", dict.fromkeys(METHODS)), "lora"),
+    "peft_config.name": (map_word("method.type", dict.fromkeys(METHODS)), "lora"),
     "peft_config.r": (to("method.rank", integer), 16),
     "peft_config.lora_alpha": (to("method.alpha", number), 32),
     "peft_config.lora_dropout": (to("method.dropout", number), 0.05),
@@ -503,27 +503,27 @@ V1: Table = {
     "peft_config.freeze_trainable_layers": (to("method.blocks", integer), 2),
     "peft_config.freeze_trainable_modules": V0["freeze_trainable_modules"],
     "peft_config.freeze_extra_modules": V0["freeze_extra_modules"],
-    "quant_config": (always("The base is not quantised."), None),
-    "quant_config.name": (agrees("bitsandbytes.", ("bnb", "auto"), refused(
+    "quant_config": (accept("The base is not quantised."), None),
+    "quant_config.name": (agrees("bitsandbytes.", ("bnb", "auto"), reject(
         "A base is quantised by bitsandbytes here.", "Write bnb.")), "bnb"),
     "quant_config.quantization_bit": V0["quantization_bit"],
     "init_config.name": (note("A base is loaded by Trainyard's own way."), "init_on_meta"),
-    "kernel_config.name": (agrees("Kernels that compute the same.", ("auto",), noted(
+    "kernel_config.name": (agrees("Kernels that compute the same.", ("auto",), remark(
         "Kernels compute the same; Trainyard's choice is engine.head and engine.attention.")), "auto"),
-    **each(note("Kernels compute the same; Trainyard chooses its own."), None, "kernel_config.include_kernels",
+    **repeat(note("Kernels compute the same; Trainyard chooses its own."), None, "kernel_config.include_kernels",
            "kernel_config.chunk_size"),
     "dist_config.name": (sharding(), "fsdp2"),
     "dist_config.config_file": (sharding(), "ds_z3_config.json"),
     "dist_config.dcp_path": (note("A base is read from its safetensors.", unless=(None,)), None),
-    **each(refuse("Experts are not split over processes.", ONE_PROCESS, unless=(None, 1)), 1, "dist_config.ep_size",
+    **repeat(refuse("Experts are not split over processes.", ONE_PROCESS, unless=(None, 1)), 1, "dist_config.ep_size",
            "dist_config.ep_dispatcher"),
-    **each(refuse("Sequences are not split over processes.", ONE_PROCESS, unless=(None, 1)), 1, "cp_size", "cp_mode"),
+    **repeat(refuse("Sequences are not split over processes.", ONE_PROCESS, unless=(None, 1)), 1, "cp_size", "cp_mode"),
     "optim_config.name": (optimizer_config(), "muon"),
     "optim_config.wd": (to(f"{HYPER}weight_decay", number), 0.1),
-    **each(refuse("The optimizer has its paper's numbers here.", WITHOUT, unless=(None,)), None,
+    **repeat(refuse("The optimizer has its paper's numbers here.", WITHOUT, unless=(None,)), None,
            "optim_config.momentum", "optim_config.nesterov",
            "optim_config.ns_steps", "optim_config.adamw_betas", "optim_config.adamw_eps"),
-    "batching_strategy": (word("engine.batching", {
+    "batching_strategy": (map_word("engine.batching", {
         "normal": "padded", "padding_free": "packed", "dynamic_padding_free": "packed", "dynamic_batching": "buckets",
     }), "normal"),
     "sample_backend": (note(GENERATES), "hf"),
@@ -536,13 +536,13 @@ V0_ABSENT: tuple[Absent, ...] = (
     Absent("cutoff_len", f"{HYPER}max_length", 2048),
     Absent("packing", "engine.batching", batching_of_stage),
     Absent("lora_rank", "method.rank", 8),
-    Absent("lora_alpha", "method.alpha", twice_rank, "LLaMA-Factory's own, twice the rank."),
+    Absent("lora_alpha", "method.alpha", double_rank, "LLaMA-Factory's own, twice the rank."),
     Absent("lora_dropout", "method.dropout", 0.0),
     Absent("lora_target", "method.target_modules", "all-linear"),
     Absent("freeze_trainable_layers", "method.blocks", 2),
     Absent("oft_block_size", "method.block_size", 32),
-    Absent("pref_beta", "stage.beta", by_stage({"dpo": 0.1, "kto": 0.1})),
-    Absent("pref_loss", "stage.loss", by_stage({"dpo": "sigmoid"})),
+    Absent("pref_beta", "stage.beta", choose_by_stage({"dpo": 0.1, "kto": 0.1})),
+    Absent("pref_loss", "stage.loss", choose_by_stage({"dpo": "sigmoid"})),
     Absent("simpo_gamma", "stage.gamma", 0.5, when=has_loss("simpo")),
     Absent("dpo_label_smoothing", "stage.label_smoothing", 0.0, when=has_loss("sigmoid")),
     Absent("kto_chosen_weight", "stage.desirable_weight", 1.0),
@@ -570,8 +570,8 @@ V1_ABSENT: tuple[Absent, ...] = (
     Absent("peft_config.freeze_trainable_layers", "method.blocks", 2),
 )
 DEFAULTS: tuple[Absent, ...] = (
-    *(replace(row, when=only_in(is_v0, row.when)) for row in V0_ABSENT),
-    *(replace(row, when=only_in(is_v1, row.when)) for row in V1_ABSENT),
+    *(replace(row, when=restrict_to(is_v0, row.when)) for row in V0_ABSENT),
+    *(replace(row, when=restrict_to(is_v1, row.when)) for row in V1_ABSENT),
 )
 TOOL = ConfigTool(
     title="LLaMA-Factory",

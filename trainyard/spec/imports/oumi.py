@@ -15,36 +15,36 @@ from trainyard.spec.imports.defaults import (
     PREFERENCE_DEFAULTS,
     ROLLOUT_DEFAULTS,
     Absent,
-    by_stage,
-    grouped,
-    needed,
-    replaced,
+    add_group,
+    choose_by_stage,
+    replace_values,
+    require_key,
 )
 from trainyard.spec.imports.keys import (
     Config,
     KeyAnswer,
     KeyConverter,
     Table,
+    accept,
     agrees,
-    always,
-    carried,
-    column_of,
-    each,
+    assign,
+    carry_setting,
     flag,
     integer,
-    mapped,
+    map_column,
+    map_word,
     note,
-    noted,
     number,
+    prefix_rows,
     refuse,
-    refused,
-    rows_below,
+    reject,
+    remark,
+    repeat,
+    require_text,
+    require_texts,
     steps_of_warmup,
     switch,
-    text,
-    texts,
     to,
-    word,
 )
 from trainyard.spec.imports.shared_keys import (
     ARGUMENTS,
@@ -60,9 +60,9 @@ from trainyard.spec.imports.shared_keys import (
     dtype,
     first_weights,
     fsdp_details,
+    map_seed,
+    map_tokenizer,
     optimizer,
-    same_seed,
-    same_tokenizer,
     shard_detail,
     sharding,
     split,
@@ -115,23 +115,23 @@ def data_set_name() -> KeyConverter:
     """Return a name of the Hub; a few have a prompt text of Oumi's own."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
-        if text(value) in PROMPTED_SETS:
-            return refused(
+        if require_text(value) in PROMPTED_SETS:
+            return reject(
                 f"Oumi writes rows of {value} into Alpaca's prompt, with a system message.",
                 "--set data_source.format=alpaca renders them by the base's template alone: another prompt.",
             )
-        return mapped(because="In data_source.path.")
+        return assign(because="In data_source.path.")
 
     return KeyConverter("data_source.format", convert)
 
 
 def trainer_kind() -> KeyConverter:
     def convert(value: Any, _config: Config) -> KeyAnswer:
-        name = text(value).lower()
+        name = require_text(value).lower()
         if name in STAGES:
-            return mapped(because="In stage.")
+            return assign(because="In stage.")
         because = TEACHER if name in ("trl_gold", "trl_gkd") else f"There is no trainer {value!r} here."
-        return refused(because, "--set stage=sft, or another stage of Trainyard.")
+        return reject(because, "--set stage=sft, or another stage of Trainyard.")
 
     return KeyConverter("stage", convert)
 
@@ -139,33 +139,33 @@ def trainer_kind() -> KeyConverter:
 def collator() -> KeyConverter:
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value is None:
-            return mapped(because="Left out, here as there.")
-        if value in IMAGES or "vision" in text(value):
-            return refused(TEXT_ONLY, NO_IMAGES)
-        stage = stage_of(config)
+            return assign(because="Left out, here as there.")
+        if value in IMAGES or "vision" in require_text(value):
+            return reject(TEXT_ONLY, NO_IMAGES)
+        stage = read_stage(config)
         if value == "text_with_padding" and stage == "sft" and config.get("data.train.train_target") is None:
-            return refused(PROMPTS, PROMPTS_DO)
+            return reject(PROMPTS, PROMPTS_DO)
         if value in COLLATORS:
-            return mapped(because="Rows are padded, and only answers are learned." if stage == "sft" else "Padded.")
-        return refused("How rows become a batch is the stage's.", "Leave it out by --without.")
+            return assign(because="Rows are padded, and only answers are learned." if stage == "sft" else "Padded.")
+        return reject("How rows become a batch is the stage's.", "Leave it out by --without.")
 
     return KeyConverter("stage", convert)
 
 
-def rows_of(group: str, here: Table) -> Table:
+def list_split_keys(group: str, here: Table) -> Table:
     """Return the keys of a split; those of other splits are for evaluation."""
     if group == "train":
         return {f"data.train.{key}": row for key, row in here.items()}
     return {f"data.{group}.*": (note(EVALUATION), "me/rows"), f"data.{group}.datasets[].*": (note(EVALUATION), "x")}
 
 
-def stage_of(config: Config) -> str:
+def read_stage(config: Config) -> str:
     stage = STAGES.get(str(config.get("training.trainer_type", "hf")).lower(), "sft")
     return "cpt" if stage == "sft" and is_pretraining(config) else stage
 
 
 def axes(config: Config) -> dict[str, object]:
-    stage = stage_of(config)
+    stage = read_stage(config)
     adapter, four = bool(config.get("training.use_peft")), bool(config.get("peft.q_lora"))
     settings: JsonObject = {
         "stage.type": stage,
@@ -176,7 +176,7 @@ def axes(config: Config) -> dict[str, object]:
     stage = config.overrides.get("stage.type", stage)
     if stage == "grpo":
         settings["backend"] = "trl"
-    return settings | (strategy_of(config, settings) if config.processes > 1 else {})
+    return settings | (read_strategy(config, settings) if config.processes > 1 else {})
 
 
 def is_pretraining(config: Config) -> bool:
@@ -186,7 +186,7 @@ def is_pretraining(config: Config) -> bool:
     return bool(names) and bool(packs) and all(any(word in name for word in TEXT_SETS) for name in names)
 
 
-def strategy_of(config: Config, settings: JsonMapping) -> JsonObject:
+def read_strategy(config: Config, settings: JsonMapping) -> JsonObject:
     if config.get("fsdp.enable_fsdp"):
         full = settings["stage.type"] == "sft" and settings["method.type"] == "full"
         return {"launch.strategy": "fsdp", "backend": "trl"} if full else {"launch.strategy": "fsdp_hybrid"}
@@ -197,12 +197,12 @@ def strategy_of(config: Config, settings: JsonMapping) -> JsonObject:
 
 
 def data_sets(config: Config) -> list[DataPlace]:
-    return [data_set for entry in config.listed("data.train.datasets") if (data_set := place_of(entry))]
+    return [data_set for entry in config.listed("data.train.datasets") if (data_set := read_place(entry))]
 
 
-def place_of(entry: JsonMapping) -> DataPlace | None:
+def read_place(entry: JsonMapping) -> DataPlace | None:
     local, inner = entry.get("dataset_path"), entry.get("dataset_kwargs")
-    columns = columns_of(inner if isinstance(inner, Mapping) else {})
+    columns = read_columns(inner if isinstance(inner, Mapping) else {})
     if isinstance(local, str):
         return DataPlace(local, max_rows=entry.get("sample_count"), local=True).with_columns(columns)
     name = (inner or {}).get("hf_dataset_path") if isinstance(inner, Mapping) else None
@@ -215,7 +215,7 @@ def place_of(entry: JsonMapping) -> DataPlace | None:
     return data_set.with_columns(columns)
 
 
-def columns_of(inner: Mapping[str, object]) -> dict[str, str]:
+def read_columns(inner: Mapping[str, object]) -> dict[str, str]:
     """Field here -> column, of a set that names its columns; empty where they have usual names."""
     named = {
         key: str(inner[f"{key}_column"]) for key in ("messages", "prompt", "response") if inner.get(f"{key}_column")
@@ -239,12 +239,12 @@ def purpose(config: Config) -> str:
 
 ENTRY: Table = {
     "dataset_name": (data_set_name(), "me/rows"),
-    "dataset_path": (carried("data_source.path", text), "rows.jsonl"),
-    "subset": (carried("data_source.hub", text), None),
+    "dataset_path": (carry_setting("data_source.path", require_text), "rows.jsonl"),
+    "subset": (carry_setting("data_source.hub", require_text), None),
     "split": (split(), "train"),
-    "shuffle": (always("Rows are shuffled in each epoch."), True),
-    "seed": (same_seed("training.seed"), 42),
-    "sample_count": (carried("data_source.max_rows", integer), 100),
+    "shuffle": (accept("Rows are shuffled in each epoch."), True),
+    "seed": (map_seed("training.seed"), 42),
+    "sample_count": (carry_setting("data_source.max_rows", integer), 100),
     "mixture_proportion": (
         refuse("Sets are joined whole, in no proportion.",
             "Prepare a file of the mixture: --set data_source.path=FILE.",
@@ -252,60 +252,60 @@ ENTRY: Table = {
     ),
     "trust_remote_code": (note("Code of a data set never runs: only its files are read.", unless=(None, False)), False),
     "transform_num_workers": ARGUMENTS["dataloader_num_workers"],
-    "dataset_kwargs.hf_dataset_path": (carried("data_source.path", text), "me/rows"),
+    "dataset_kwargs.hf_dataset_path": (carry_setting("data_source.path", require_text), "me/rows"),
     "dataset_kwargs.seq_length": (note("hyperparameters.max_length is the length of a row."), 1024),
     "dataset_kwargs.limit": (to("data_source.max_rows", integer), 512),
-    **each(always("Rows are conversations."), True, "dataset_kwargs.return_conversations",
+    **repeat(accept("Rows are conversations."), True, "dataset_kwargs.return_conversations",
            "dataset_kwargs.return_conversation", "dataset_kwargs.return_conversations_format",
            "dataset_kwargs.return_tensors"),
-    "dataset_kwargs.messages_column": (column_of("messages", "messages", "conversations"), "dialog"),
-    "dataset_kwargs.prompt_column": (column_of("prompt", "prompt"), "question"),
-    "dataset_kwargs.response_column": (column_of("completion", "completion", "response"), "reply"),
-    **each(refuse(TEXT_ONLY, NO_IMAGES), None, "dataset_kwargs.processor_name", "dataset_kwargs.image_column",
+    "dataset_kwargs.messages_column": (map_column("messages", "messages", "conversations"), "dialog"),
+    "dataset_kwargs.prompt_column": (map_column("prompt", "prompt"), "question"),
+    "dataset_kwargs.response_column": (map_column("completion", "completion", "response"), "reply"),
+    **repeat(refuse(TEXT_ONLY, NO_IMAGES), None, "dataset_kwargs.processor_name", "dataset_kwargs.image_column",
            "dataset_kwargs.question_column", "dataset_kwargs.answer_column", "dataset_kwargs.processor_kwargs.*"),
 }  # fmt: skip
 TRAIN: Table = {
     **{f"datasets[].{key}": row for key, row in ENTRY.items()},
     "collator_name": (collator(), "text_with_padding"),
-    **each(note("Which tokens are learned is known from the chat template."), "x", "collator_kwargs.*",
+    **repeat(note("Which tokens are learned is known from the chat template."), "x", "collator_kwargs.*",
            "collator_kwargs.instruction_template", "collator_kwargs.response_template",
            "collator_kwargs.train_on_completions_only"),
-    **each(refuse(TEXT_ONLY, NO_IMAGES), None, "collator_kwargs.process_individually",
+    **repeat(refuse(TEXT_ONLY, NO_IMAGES), None, "collator_kwargs.process_individually",
         "collator_kwargs.processor_name"),
     "train_target": (
-        word("stage.turns", {"all_assistant_turns": None, "final_assistant_turn": "last"}), "FINAL_ASSISTANT_TURN"
+        map_word("stage.turns", {"all_assistant_turns": None, "final_assistant_turn": "last"}), "FINAL_ASSISTANT_TURN"
     ),
-    "pack": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
+    "pack": (switch(assign({"engine.batching": "packed"}), assign({"engine.batching": "padded"}),
                     setting="engine.batching"), True),
     "stream": (note("A data set is read once, into the store.", unless=(None, False)), False),
     "use_torchdata": (note(LOADING), True),
     "use_async_dataset": (note(LOADING), True),
     "target_col": (
-        agrees("Known from the row's fields.", ("text", "chosen"), refused(
+        agrees("Known from the row's fields.", ("text", "chosen"), reject(
             "It is known from the row's fields.", "Rename the field `text`.")), "text"
     ),
-    "seed": (same_seed("training.seed"), 42),
+    "seed": (map_seed("training.seed"), 42),
     "mixture_strategy": (refuse("Sets are joined, not interleaved.", "--without data.train.mixture_strategy"), None),
 }  # fmt: skip
 OWN: Table = {
-    "model.model_name": (to("base_model", text), "Qwen/Qwen3-0.6B"),
-    "model.tokenizer_name": (same_tokenizer("model.model_name"), None),
+    "model.model_name": (to("base_model", require_text), "Qwen/Qwen3-0.6B"),
+    "model.tokenizer_name": (map_tokenizer("model.model_name"), None),
     "model.model_revision": (refuse("A base is named, its revision is not.", "Download it and name its folder."), None),
     "model.model_max_length": (to(f"{HYPER}max_length", integer), 2048),
     "model.torch_dtype_str": (dtype(), "bfloat16"),
     "model.attn_implementation": (attention(), "sdpa"),
     "model.trust_remote_code": (note("Code of a model repository never runs; models that transformers knows need none.",
                                      unless=(None, False)), True),
-    "model.load_pretrained_weights": (agrees("A base's weights.", (True,), refused(
+    "model.load_pretrained_weights": (agrees("A base's weights.", (True,), reject(
         "A training begins with the base's weights.", "Save a base with random weights and name it.")), True),
     "model.chat_template": (template(), "llama3-instruct"),
-    "model.enable_liger_kernel": (switch(mapped({"engine.head": "liger"}), setting="engine.head"), True),
+    "model.enable_liger_kernel": (switch(assign({"engine.head": "liger"}), setting="engine.head"), True),
     "model.compile": (note("Modules run as they are, uncompiled: equal numbers.", unless=(None, False)), False),
     "model.tokenizer_pad_token": (note("Padding is masked, so any token does."), "<pad>"),
     "model.tokenizer_kwargs.*": (note("The tokenizer is used as its folder says."), "<pad>"),
     "model.freeze_layers": (refuse(TEXT_ONLY, NO_IMAGES, setting="method"), None),
     "model.shard_for_eval": (note(EVALUATION), True),
-    **each(word("rope.type", {"yarn": "yarn", "linear": "linear"}), "yarn",
+    **repeat(map_word("rope.type", {"yarn": "yarn", "linear": "linear"}), "yarn",
            "model.model_kwargs.rope_scaling.rope_type", "model.model_kwargs.rope_scaling.type"),
     "model.model_kwargs.rope_scaling.factor": (to("rope.factor", number), 4.0),
     "model.model_kwargs.rope_scaling.original_max_position_embeddings": (to("rope.original_length", integer), 32_768),
@@ -316,29 +316,29 @@ OWN: Table = {
     "model.model_kwargs.max_position_embeddings": (
         note("Positions are those of the base; max_length is below them."), 8192
     ),
-    "model.model_kwargs.disable_dropout": (agrees("No dropout in the base.", (True,), noted("The base's own.")), True),
+    "model.model_kwargs.disable_dropout": (agrees("No dropout in the base.", (True,), remark("The base's own.")), True),
     "model.model_kwargs.*": (refuse("A base is loaded as it is.", "--without model.model_kwargs"), None),
     **{f"peft.{key}": row for key, row in LORA.items() if key != "use_rslora"},
     "peft.lora_target_modules": (target_modules(), ["q_proj", "v_proj"]),
-    "peft.lora_modules_to_save": (to("method.modules_to_save", texts), ["embed_tokens"]),
+    "peft.lora_modules_to_save": (to("method.modules_to_save", require_texts), ["embed_tokens"]),
     "peft.lora_exclude_modules": (refuse("Adapters are on the layers that are named.", WITHOUT), None),
     "peft.lora_target_parameters": (refuse("Adapters are put on modules, not on single tensors.",
                                            "--without peft.lora_target_parameters"), None),
     "peft.lora_init_weights": (first_weights(), "pissa"),
     "peft.lora_bias": (
-        agrees("No bias is trained.", ("none",), refused("Biases are not trained.", "Write none.")), "none"
+        agrees("No bias is trained.", ("none",), reject("Biases are not trained.", "Write none.")), "none"
     ),
-    "peft.lora_task_type": (always("The stage decides."), "CAUSAL_LM"),
-    "peft.q_lora": (carried("method", flag), True),
+    "peft.lora_task_type": (accept("The stage decides."), "CAUSAL_LM"),
+    "peft.q_lora": (carry_setting("method", flag), True),
     "peft.q_lora_bits": (
-        agrees("4 bits (nf4) or 8 (int8).", (4, 8), refused("There are 4 and 8 bits.", "Write 4.")), 4
+        agrees("4 bits (nf4) or 8 (int8).", (4, 8), reject("There are 4 and 8 bits.", "Write 4.")), 4
     ),
-    "peft.bnb_4bit_quant_type": (to("quantization", text), "nf4"),
+    "peft.bnb_4bit_quant_type": (to("quantization", require_text), "nf4"),
     "peft.bnb_4bit_compute_dtype": (dtype(), "bfloat16"),
     "peft.bnb_4bit_quant_storage": (note("A detail of FSDP with 4 bits."), None),
     "peft.use_bnb_nested_quant": (note("Scales are quantised as well."), True),
     "peft.llm_int8_skip_modules": (note("The output layer stays as it is."), None),
-    "peft.peft_save_mode": (agrees("An adapter is written.", ("ADAPTER_ONLY", "adapter_only"), noted(
+    "peft.peft_save_mode": (agrees("An adapter is written.", ("ADAPTER_ONLY", "adapter_only"), remark(
         "The adapter is the result; a deployer or `adapters convert` makes what is served of it.")), "ADAPTER_ONLY"),
     "fsdp.enable_fsdp": (sharding(flag), True),
     **fsdp_details("fsdp"),
@@ -351,20 +351,20 @@ OWN: Table = {
 TRAINING: Table = {
     **{key: row for key, row in ARGUMENTS.items() if key not in ("optim", "warmup_steps", "gradient_checkpointing")},
     "trainer_type": (trainer_kind(), "TRL_SFT"),
-    "use_peft": (carried("method", flag), True),
+    "use_peft": (carry_setting("method", flag), True),
     "optimizer": (optimizer(), "adamw_torch"),
-    "sgd_momentum": (agrees("SGD's, as here.", (0.9, 0, 0.0), refused("SGD has momentum 0.9 here.", WITHOUT)), 0.9),
+    "sgd_momentum": (agrees("SGD's, as here.", (0.9, 0, 0.0), reject("SGD has momentum 0.9 here.", WITHOUT)), 0.9),
     "warmup_steps": (steps_of_warmup(), 100),
     "enable_gradient_checkpointing": (checkpointing(), True),
-    "mixed_precision_dtype": (word(f"{HYPER}precision", {"none": None, "bf16": "bf16", "fp16": "fp16"}), "bf16"),
-    "save_epoch": (agrees("Checkpoints by steps.", (False,), noted("Checkpoints are counted in steps.")), False),
-    "save_final_model": (always("The result of a training is always kept."), True),
+    "mixed_precision_dtype": (map_word(f"{HYPER}precision", {"none": None, "bf16": "bf16", "fp16": "fp16"}), "bf16"),
+    "save_epoch": (agrees("Checkpoints by steps.", (False,), remark("Checkpoints are counted in steps.")), False),
+    "save_final_model": (accept("The result of a training is always kept."), True),
     "enable_wandb": (tracker("wandb", flagged=True), True),
     "enable_mlflow": (tracker("mlflow", flagged=True), False),
     "enable_tensorboard": (tracker("tensorboard", flagged=True), False),
     "compile": (note("Modules run as they are, uncompiled: equal numbers.", unless=(None, False)), False),
-    "include_performance_metrics": (always("Tokens per second and memory are in every step's metrics."), True),
-    "include_alternative_mfu_metrics": (always("Tokens per second and memory are in every step's metrics."), True),
+    "include_performance_metrics": (accept("Tokens per second and memory are in every step's metrics."), True),
+    "include_alternative_mfu_metrics": (accept("Tokens per second and memory are in every step's metrics."), True),
     "log_model_summary": (note("How many weights are trainable is in training.json.", unless=(None, False)), True),
     "log_examples": (note("`trainyard plan` and the quarantine show rows."), False),
     "empty_device_cache_steps": (
@@ -372,7 +372,7 @@ TRAINING: Table = {
     ),
     "dataloader_main_process_only": (note(LOADING, unless=(None, False)), True),
     "dataloader_persistent_workers": (note(LOADING), True),
-    "try_resume_from_last_checkpoint": (always("`trainyard jobs resume` takes the newest valid one."), True),
+    "try_resume_from_last_checkpoint": (accept("`trainyard jobs resume` takes the newest valid one."), True),
     "use_deterministic": (note("A training is deterministic on one device; training.json has its flags."), True),
     "nccl_default_timeout_minutes": (note("Kept for slow preprocessing: rows are ready before the training."), 10),
     "metrics_function": (note(EVALUATION), None),
@@ -391,12 +391,12 @@ TRAINING: Table = {
     "verl_config_overrides.*": (note(VERL), 8),
     "trainer_kwargs.beta": (to("stage.beta", number), 0.1),
     "trainer_kwargs.max_length": (to(f"{HYPER}max_length", integer), 2048),
-    "trainer_kwargs.max_seq_length": (agrees("model.model_max_length.", ("${model.model_max_length}",), noted(
+    "trainer_kwargs.max_seq_length": (agrees("model.model_max_length.", ("${model.model_max_length}",), remark(
         "model.model_max_length decides.")), "${model.model_max_length}"),
     "trainer_kwargs.max_prompt_length": (note("One bound, max_length, for prompt and answer."), 512),
-    "trainer_kwargs.packing": (switch(mapped({"engine.batching": "packed"}), setting="engine.batching"), True),
+    "trainer_kwargs.packing": (switch(assign({"engine.batching": "packed"}), setting="engine.batching"), True),
     "trainer_kwargs.dataset_text_field": (
-        agrees("The field of texts.", ("text",), noted("Texts are in `text`.")), "text"
+        agrees("The field of texts.", ("text",), remark("Texts are in `text`.")), "text"
     ),
     "trainer_kwargs.vllm_mode": (note("Rollouts are drawn in the training itself."), "colocate"),
     "trainer_kwargs.*": (refuse("An argument of TRL's that is not known here.", "Leave it out by --without."), None),
@@ -405,32 +405,32 @@ TRAINING: Table = {
 }  # fmt: skip
 KEYS: Table = {
     **OWN,
-    **{key: row for group in DATA_KEYS for key, row in rows_of(group, TRAIN).items()},
-    **rows_below(TRAINING, "training"),
+    **{key: row for group in DATA_KEYS for key, row in list_split_keys(group, TRAIN).items()},
+    **prefix_rows(TRAINING, "training"),
 }
 DEFAULTS: tuple[Absent, ...] = (
-    *(replace(row, key=RENAMED.get(row.key, row.key)) for row in grouped(ARGUMENT_DEFAULTS, "training")),
+    *(replace(row, key=RENAMED.get(row.key, row.key)) for row in add_group(ARGUMENT_DEFAULTS, "training")),
     Absent("model.model_max_length", f"{HYPER}max_length", 1024, "TRL's own, which the file leaves out.", when=is_trl),
-    needed(
+    require_key(
         "model.model_max_length",
         f"{HYPER}max_length",
         "Oumi cuts rows where the base's tokenizer does.",
         "Write it, or --set hyperparameters.max_length=2048.",
     ),
     Absent("data.train.pack", "engine.batching", "padded"),
-    *grouped(LORA_DEFAULTS, "peft"),
+    *add_group(LORA_DEFAULTS, "peft"),
     Absent("peft.bnb_4bit_quant_type", "quantization", "fp4", when=is_four_bits),
-    *grouped(PREFERENCE_DEFAULTS, "training.trainer_kwargs"),
-    *grouped(replaced(ROLLOUT_DEFAULTS, temperature=0.9), "training.grpo"),
-    Absent("training.trainer_kwargs.loss_type", "stage.loss", by_stage({"dpo": "sigmoid", "grpo": "dapo"})),
-    needed(
+    *add_group(PREFERENCE_DEFAULTS, "training.trainer_kwargs"),
+    *add_group(replace_values(ROLLOUT_DEFAULTS, temperature=0.9), "training.grpo"),
+    Absent("training.trainer_kwargs.loss_type", "stage.loss", choose_by_stage({"dpo": "sigmoid", "grpo": "dapo"})),
+    require_key(
         "training.sgd_momentum",
         f"{HYPER}optimizer",
         "SGD has momentum 0.9 here, and 0 there.",
         "Write sgd_momentum: 0.9, or another optimizer.",
         is_sgd,
     ),
-    needed("data.train.collator_name", "stage", PROMPTS, PROMPTS_DO, learns_prompts),
+    require_key("data.train.collator_name", "stage", PROMPTS, PROMPTS_DO, learns_prompts),
 )
 TOOL = ConfigTool(
     title="Oumi",

@@ -16,24 +16,24 @@ from trainyard.spec.imports.keys import (
     Read,
     Table,
     WrongValue,
+    accept,
     agrees,
-    always,
+    assign,
     describe,
-    each,
     flag,
     integer,
-    mapped,
+    map_word,
     note,
-    noted,
     number,
     refuse,
-    refused,
+    reject,
+    remark,
+    repeat,
+    require_text,
+    require_texts,
     steps_of_warmup,
     switch,
-    text,
-    texts,
     to,
-    word,
 )
 from trainyard.spec.training import TrainingSettings
 
@@ -120,23 +120,23 @@ def template() -> KeyConverter:
     def convert(value: Any, _config: Config) -> KeyAnswer:
         setting = "engine.template"
         if value in (None, "", "auto", "default", "tokenizer_default"):
-            return mapped({setting: "auto"})
-        if (name := text(value)) in TEMPLATES:
-            return mapped({setting: TEMPLATES[name]})
-        return refused(f"There is no renderer {name!r} here.", f"--set {setting}=auto takes the base's own template.")
+            return assign({setting: "auto"})
+        if (name := require_text(value)) in TEMPLATES:
+            return assign({setting: TEMPLATES[name]})
+        return reject(f"There is no renderer {name!r} here.", f"--set {setting}=auto takes the base's own template.")
 
     return KeyConverter("engine.template", convert)
 
 
-def held_out(setting: str, read: Read) -> KeyConverter:
+def map_held_out(setting: str, read: Read) -> KeyConverter:
     """Return a setting of the evaluation during training: `eval.share`."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value in (None, 0, False, ""):
-            return mapped(because="No evaluation while it trains.")
+            return assign(because="No evaluation while it trains.")
         if "eval" not in TrainingSettings.model_fields:
-            return noted(EVALUATION)
-        return mapped({setting: read(value)})
+            return remark(EVALUATION)
+        return assign({setting: read(value)})
 
     return KeyConverter(setting, convert)
 
@@ -147,17 +147,17 @@ def share(value: Any) -> float:
     return float(value)
 
 
-def sharding(read: Read = text) -> KeyConverter:
+def sharding(read: Read = require_text) -> KeyConverter:
     """Return what switches FSDP or DeepSpeed on: with one process, which a config does not say, there is nothing to
     share.
     """
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value in ABSENT:
-            return mapped(because="One process, as in a chain without it.")
+            return assign(because="One process, as in a chain without it.")
         if not isinstance(value, list | dict):
             read(value)
-        return mapped(because="In launch.strategy.") if config.processes > 1 else noted(SHARDED)
+        return assign(because="In launch.strategy.") if config.processes > 1 else remark(SHARDED)
 
     return KeyConverter("launch.strategy", convert)
 
@@ -168,8 +168,8 @@ def shard_detail(*here: Any) -> KeyConverter:
     def convert(value: Any, config: Config) -> KeyAnswer:
         plain = value.upper() if isinstance(value, str) else value
         if config.processes > 1 and (not here or plain in here):
-            return mapped(because="As launch.strategy shards: block by block, gathered ahead of their use.")
-        return noted("A detail of sharding, which launch.strategy decides and one process does not need.")
+            return assign(because="As launch.strategy shards: block by block, gathered ahead of their use.")
+        return remark("A detail of sharding, which launch.strategy decides and one process does not need.")
 
     return KeyConverter("launch.strategy", convert)
 
@@ -192,7 +192,7 @@ def fsdp_details(prefix: str) -> dict[str, tuple[KeyConverter, Any]]:
             note("A checkpoint has each process's part, and can be read with another number of them."),
             "FULL",
         ),
-        "activation_checkpointing": (switch(mapped({f"{HYPER}gradient_checkpointing": True})), True),
+        "activation_checkpointing": (switch(assign({f"{HYPER}gradient_checkpointing": True})), True),
         "forward_prefetch": (shard_detail(True), True),
         "backward_prefetch": (note("When weights are gathered is torch's choice: equal numbers."), "BACKWARD_PRE"),
         "limit_all_gathers": (note("When weights are gathered is torch's choice: equal numbers."), True),
@@ -204,15 +204,15 @@ def fsdp_details(prefix: str) -> dict[str, tuple[KeyConverter, Any]]:
 
 
 def attention() -> KeyConverter:
-    return word("engine.attention", ATTENTION, notes=CLOSE_ATTENTION)
+    return map_word("engine.attention", ATTENTION, notes=CLOSE_ATTENTION)
 
 
 def optimizer() -> KeyConverter:
-    return word(f"{HYPER}optimizer", OPTIMIZERS, notes=CLOSE_OPTIMIZERS)
+    return map_word(f"{HYPER}optimizer", OPTIMIZERS, notes=CLOSE_OPTIMIZERS)
 
 
 def schedule() -> KeyConverter:
-    return word(f"{HYPER}schedule", SCHEDULES)
+    return map_word(f"{HYPER}schedule", SCHEDULES)
 
 
 def precision(name: str) -> KeyConverter:
@@ -220,17 +220,17 @@ def precision(name: str) -> KeyConverter:
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value == "auto":
-            return mapped({f"{HYPER}precision": "auto"})
+            return assign({f"{HYPER}precision": "auto"})
         if value == "full":
-            return mapped({f"{HYPER}precision": name})
-        return mapped({f"{HYPER}precision": name} if value is not None and flag(value) else {}, "Off.")
+            return assign({f"{HYPER}precision": name})
+        return assign({f"{HYPER}precision": name} if value is not None and flag(value) else {}, "Off.")
 
     return KeyConverter(f"{HYPER}precision", convert)
 
 
 def dtype() -> KeyConverter:
     names = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
-    return word(f"{HYPER}precision", {**names, "float32": "fp32", "fp32": "fp32", "auto": "auto"})
+    return map_word(f"{HYPER}precision", {**names, "float32": "fp32", "fp32": "fp32", "auto": "auto"})
 
 
 def checkpointing() -> KeyConverter:
@@ -239,8 +239,8 @@ def checkpointing() -> KeyConverter:
     def convert(value: Any, _config: Config) -> KeyAnswer:
         setting = f"{HYPER}gradient_checkpointing"
         if value in ("unsloth", "offload", "offload_disk"):
-            return mapped({setting: True})
-        return mapped({setting: value is not None and flag(value)})
+            return assign({setting: True})
+        return assign({setting: value is not None and flag(value)})
 
     return KeyConverter(f"{HYPER}gradient_checkpointing", convert)
 
@@ -251,10 +251,10 @@ def grad_norm() -> KeyConverter:
     def convert(value: Any, _config: Config) -> KeyAnswer:
         setting = f"{HYPER}max_grad_norm"
         if value is None:
-            return mapped(because="Left out, here as there.")
+            return assign(because="Left out, here as there.")
         if number(value) == 0:
-            return mapped({setting: 1e6}, "No clipping: a bound that no gradient reaches.")
-        return mapped({setting: number(value)})
+            return assign({setting: 1e6}, "No clipping: a bound that no gradient reaches.")
+        return assign({setting: number(value)})
 
     return KeyConverter(f"{HYPER}max_grad_norm", convert)
 
@@ -262,23 +262,23 @@ def grad_norm() -> KeyConverter:
 def save_every() -> KeyConverter:
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None or value == 0:
-            return mapped(because="Left out: checkpoints by the length of the training.")
+            return assign(because="Left out: checkpoints by the length of the training.")
         if 0 < number(value) < 1:
-            return noted("Checkpoints are counted in steps; their default is by the length of the training.")
-        return mapped({f"{HYPER}save_steps": integer(value)})
+            return remark("Checkpoints are counted in steps; their default is by the length of the training.")
+        return assign({f"{HYPER}save_steps": integer(value)})
 
     return KeyConverter(f"{HYPER}save_steps", convert)
 
 
 def trackers() -> KeyConverter:
     def convert(value: Any, _config: Config) -> KeyAnswer:
-        names = [] if value in (None, "none", "all") else texts(value)
+        names = [] if value in (None, "none", "all") else require_texts(value)
         trackers_here = [name for name in names if name in TRACKERS]
         if len(trackers_here) < len(names):
             other = ", ".join(name for name in names if name not in TRACKERS)
-            return noted(f"There is no tracker {other}; metrics are in `trainyard jobs metrics`.",
+            return remark(f"There is no tracker {other}; metrics are in `trainyard jobs metrics`.",
                          {"engine.trackers": trackers_here} if trackers_here else {})  # fmt: skip
-        return mapped({"engine.trackers": trackers_here}) if trackers_here else mapped(because="No tracker.")
+        return assign({"engine.trackers": trackers_here}) if trackers_here else assign(because="No tracker.")
 
     return KeyConverter("engine.trackers", convert)
 
@@ -294,7 +294,7 @@ def tracker(name: str, *, flagged: bool = False) -> KeyConverter:
             if candidate != name and candidate in config.overrides.get("engine.trackers", ())
         ]
         named = "" if flagged else f"{value!r} is not kept: the variables of {name} name project and server."
-        return mapped({"engine.trackers": [name, *also]}, named) if on else mapped(because="No tracker.")
+        return assign({"engine.trackers": [name, *also]}, named) if on else assign(because="No tracker.")
 
     return KeyConverter("engine.trackers", convert)
 
@@ -302,7 +302,7 @@ def tracker(name: str, *, flagged: bool = False) -> KeyConverter:
 SUFFIXES = re.compile(r"\(([\w|]+)\)(_\w+)\Z")
 
 
-def spelt_out(pattern: str) -> list[str]:
+def expand_pattern(pattern: str) -> list[str]:
     """Return the last parts of names that a pattern such as `layers.[\\d]+.(mlp|attn).(up|down)_proj` ends in."""
     match = SUFFIXES.search(pattern)
     return [f"{name}{match[2]}" for name in match[1].split("|")] if match else []
@@ -311,29 +311,29 @@ def spelt_out(pattern: str) -> list[str]:
 def target_modules() -> KeyConverter:
     def convert(value: Any, _config: Config) -> KeyAnswer:
         setting = "method.target_modules"
-        if isinstance(value, str) and (names := spelt_out(value)):
-            return mapped(
+        if isinstance(value, str) and (names := expand_pattern(value)):
+            return assign(
                 {setting: names}, "The names that the pattern ends in; a text model has them once in a block."
             )
         if value in (None, "", [], "all", "all-linear", ["all-linear"], ["all"]):
-            return mapped({setting: "all-linear"})
+            return assign({setting: "all-linear"})
         if isinstance(value, str) and any(sign in value for sign in "*[]()\\|^$"):
             return unread_pattern(value)
-        names = texts(value)
+        names = require_texts(value)
         pattern = next((name for name in names if any(sign in name for sign in "*[]()\\|^$")), None)
-        return unread_pattern(pattern) if pattern else mapped({setting: names})
+        return unread_pattern(pattern) if pattern else assign({setting: names})
 
     return KeyConverter("method.target_modules", convert)
 
 
 def unread_pattern(pattern: str) -> KeyAnswer:
     because = f"{pattern!r} is a regular expression; ours is a word or a list of the last parts of names."
-    return refused(because, "--set method.target_modules=all-linear, or a list of names.")
+    return reject(because, "--set method.target_modules=all-linear, or a list of names.")
 
 
 def positive(setting: str) -> KeyConverter:
     """Return a whole number above 0; 0 and below say that there is no bound."""
-    return KeyConverter(setting, lambda value, _config: mapped(
+    return KeyConverter(setting, lambda value, _config: assign(
         {setting: integer(value)} if value is not None and integer(value) > 0 else {}, "No bound.",
     ))  # fmt: skip
 
@@ -343,19 +343,19 @@ def split() -> KeyConverter:
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None or files_of_split(value) or first_rows(value) or value == "train":
-            return mapped(because="In data_source.")
-        return refused("A share or a part of a split is not read.", "--set data_source.max_rows=N takes N rows.")
+            return assign(because="In data_source.")
+        return reject("A share or a part of a split is not read.", "--set data_source.max_rows=N takes N rows.")
 
     return KeyConverter("data_source.max_rows", convert)
 
 
-def same_seed(key: str) -> KeyConverter:
+def map_seed(key: str) -> KeyConverter:
     """Return a seed of its own for the rows; `key` has the training's."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value is None or integer(value) == config.get(key, 42):
-            return mapped(because="The same as hyperparameters.seed, which decides the order of rows.")
-        return noted("One seed, hyperparameters.seed, decides the order of rows as well.")
+            return assign(because="The same as hyperparameters.seed, which decides the order of rows.")
+        return remark("One seed, hyperparameters.seed, decides the order of rows as well.")
 
     return KeyConverter(f"{HYPER}seed", convert)
 
@@ -365,34 +365,34 @@ def output_folder() -> KeyConverter:
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None:
-            return mapped(because="Left out, here as there.")
-        folder = posixpath.normpath(text(value))
+            return assign(because="Left out, here as there.")
+        folder = posixpath.normpath(require_text(value))
         if folder.startswith(("/", "..", "~", "$")) or folder == ".":
             because = "The result is in the store of TRAINYARD_HOME; a folder for checkpoints is engine.mirror."
-            return noted(because)
-        return mapped({"engine.mirror": f"file:{quote(folder)}"}, "Checkpoints are copied to it; the result is stored.")
+            return remark(because)
+        return assign({"engine.mirror": f"file:{quote(folder)}"}, "Checkpoints are copied to it; the result is stored.")
 
     return KeyConverter("engine.mirror", convert)
 
 
-def evaluate_by() -> KeyConverter:
+def map_evaluation_strategy() -> KeyConverter:
     """`steps` leaves the number to its own key."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value == "steps":
-            return mapped(because="In eval.steps.") if "eval" in TrainingSettings.model_fields else noted(EVALUATION)
-        return held_out("eval.steps", text).convert(None if value == "no" else value, config)
+            return assign(because="In eval.steps.") if "eval" in TrainingSettings.model_fields else remark(EVALUATION)
+        return map_held_out("eval.steps", require_text).convert(None if value == "no" else value, config)
 
     return KeyConverter("eval.steps", convert)
 
 
-def same_tokenizer(base: str) -> KeyConverter:
+def map_tokenizer(base: str) -> KeyConverter:
     """Return a tokenizer that is named next to the base, which is in the key `base`."""
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if value in (None, "", config.get(base)):
-            return mapped(because="The tokenizer is the one in the base model's folder.")
-        return refused(
+            return assign(because="The tokenizer is the one in the base model's folder.")
+        return reject(
             f"The tokenizer is the one in the base's folder, and {describe(value)} may have other tokens.",
             "Name a folder that has both: --set base_model=FOLDER.",
         )
@@ -405,8 +405,8 @@ def neftune() -> KeyConverter:
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None or number(value) == 0:
-            return mapped(because="Off, as in a chain without it.")
-        return mapped({"stage.neftune_alpha": number(value)}, "Noise on the embeddings is a setting of stage sft.")
+            return assign(because="Off, as in a chain without it.")
+        return assign({"stage.neftune_alpha": number(value)}, "Noise on the embeddings is a setting of stage sft.")
 
     return KeyConverter("stage.neftune_alpha", convert)
 
@@ -417,11 +417,11 @@ def first_weights() -> KeyConverter:
     def convert(value: Any, _config: Config) -> KeyAnswer:
         name = value.lower() if isinstance(value, str) else value
         if name in (None, True, "default"):
-            return mapped(because="An adapter changes nothing at first.")
+            return assign(because="An adapter changes nothing at first.")
         if isinstance(name, str) and FIRST_WEIGHTS.fullmatch(name):
-            return mapped({"method.init": name})
+            return assign({"method.init": name})
         because = f"An adapter cannot begin with {describe(value)} here."
-        return refused(because, "Use pissa or loftq: --set method.init=pissa, or --without it.")
+        return reject(because, "Use pissa or loftq: --set method.init=pissa, or --without it.")
 
     return KeyConverter("method.init", convert)
 
@@ -431,8 +431,8 @@ def adam_number(usual: float) -> KeyConverter:
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None or number(value) == usual:
-            return mapped(because=f"AdamW's {usual:g}, as here.")
-        return refused(f"AdamW has {usual:g} here, and {value} is another training.", WITHOUT)
+            return assign(because=f"AdamW's {usual:g}, as here.")
+        return reject(f"AdamW has {usual:g} here, and {value} is another training.", WITHOUT)
 
     return KeyConverter("", convert)
 
@@ -440,8 +440,8 @@ def adam_number(usual: float) -> KeyConverter:
 def loftq_bits() -> KeyConverter:
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if integer(value) == 4:
-            return mapped({"method.init": "loftq"})
-        return refused(LOFTQ_BITS, "Write 4, or --without loftq_config")
+            return assign({"method.init": "loftq"})
+        return reject(LOFTQ_BITS, "Write 4, or --without loftq_config")
 
     return KeyConverter("method.init", convert)
 
@@ -453,10 +453,10 @@ ARGUMENTS: Table = {
     "num_train_epochs": (to(f"{HYPER}epochs", number), 3.0),
     "max_steps": (positive(f"{HYPER}max_steps"), 100),
     "lr_scheduler_type": (schedule(), "cosine"),
-    **each(refuse(TO_ZERO, WITHOUT, unless=(None, 0, 0.0, {})), {}, "lr_scheduler_kwargs",
+    **repeat(refuse(TO_ZERO, WITHOUT, unless=(None, 0, 0.0, {})), {}, "lr_scheduler_kwargs",
            "lr_scheduler_kwargs.min_lr", "lr_scheduler_kwargs.min_lr_rate"),
     "lr_scheduler_kwargs.num_cycles": (
-        agrees("Half a wave, as here.", (0.5,), refused("A cosine has half a wave here.", WITHOUT)), 0.5
+        agrees("Half a wave, as here.", (0.5,), reject("A cosine has half a wave here.", WITHOUT)), 0.5
     ),
     "warmup_ratio": (to(f"{HYPER}warmup_ratio", number), 0.1),
     "warmup_steps": (steps_of_warmup(), 10),
@@ -473,74 +473,74 @@ ARGUMENTS: Table = {
     ),
     "gradient_checkpointing": (checkpointing(), True),
     "activation_checkpointing": (checkpointing(), True),
-    "gradient_checkpointing_kwargs": (always("Activations are recomputed without re-entrance."), None),
+    "gradient_checkpointing_kwargs": (accept("Activations are recomputed without re-entrance."), None),
     "gradient_checkpointing_kwargs.use_reentrant": (
-        agrees("Not re-entrant, as here.", (False,), noted("Activations are recomputed without re-entrance: equal.")),
+        agrees("Not re-entrant, as here.", (False,), remark("Activations are recomputed without re-entrance: equal.")),
         False,
     ),
     "seed": (to(f"{HYPER}seed", integer), 42),
-    "data_seed": (same_seed("seed"), 42),
+    "data_seed": (map_seed("seed"), 42),
     "save_steps": (save_every(), 500),
     "save_strategy": (
         agrees("Checkpoints every so many steps.", ("steps",),
-               noted("Checkpoints are written by steps, and at the end.")),
+               remark("Checkpoints are written by steps, and at the end.")),
         "steps",
     ),
     "save_total_limit": (to("engine.keep_checkpoints", integer), 2),
     "save_only_model": (
         agrees("Checkpoints have all that resuming needs.", (False,),
-               noted("A checkpoint always has the optimizer's state, so that a training can continue.")),
+               remark("A checkpoint always has the optimizer's state, so that a training can continue.")),
         False,
     ),
-    "save_safetensors": (always("Weights are written as safetensors."), True),
-    "logging_steps": (always("Every step is logged."), 10),
-    "logging_strategy": (always("Every step is logged."), "steps"),
-    "logging_first_step": (always("Every step is logged."), True),
+    "save_safetensors": (accept("Weights are written as safetensors."), True),
+    "logging_steps": (accept("Every step is logged."), 10),
+    "logging_strategy": (accept("Every step is logged."), "steps"),
+    "logging_first_step": (accept("Every step is logged."), True),
     "logging_dir": (note("Logs are in the run's own folder."), "runs"),
     "report_to": (trackers(), "none"),
     "run_name": (note("A run has the chain's name and an id."), "mine"),
     "output_dir": (output_folder(), "saves/mine"),
-    "overwrite_output_dir": (always("A result is never overwritten: another config is another result."), True),
+    "overwrite_output_dir": (accept("A result is never overwritten: another config is another result."), True),
     "resume_from_checkpoint": (
         note("A training continues from its newest checkpoint by `trainyard jobs resume`.", unless=(None, False)), None
     ),
     "ddp_timeout": (note("Kept for slow preprocessing inside the training; here rows are ready before."), 1800),
     "ddp_find_unused_parameters": (
-        agrees("Every weight takes part.", (False,), noted("Kept for models with unused weights; DDP here has none.")),
+        agrees("Every weight takes part.", (False,), remark("Kept for models with unused weights; DDP here has none.")),
         False,
     ),
-    "dataloader_num_workers": (agrees("Trainyard chooses how many.", ("auto",), noted(LOADING)), 4),
+    "dataloader_num_workers": (agrees("Trainyard chooses how many.", ("auto",), remark(LOADING)), 4),
     "dataloader_prefetch_factor": (note("Kept for loading in worker processes; batches here are in memory."), 2),
     "dataloader_pin_memory": (
         note("Kept for loading in worker processes: batches are copied when they are used."), True
     ),
     "dataloader_drop_last": (refuse("Every row of an epoch is used.", WITHOUT), False),
-    "remove_unused_columns": (always("A row has only what its stage reads."), False),
-    "group_by_length": (switch(mapped({"engine.batching": "buckets"}), setting="engine.batching"), False),
-    "eval_strategy": (evaluate_by(), "steps"),
-    "evaluation_strategy": (evaluate_by(), "no"),
-    "eval_steps": (held_out("eval.steps", integer), 500),
+    "remove_unused_columns": (accept("A row has only what its stage reads."), False),
+    "group_by_length": (switch(assign({"engine.batching": "buckets"}), setting="engine.batching"), False),
+    "eval_strategy": (map_evaluation_strategy(), "steps"),
+    "evaluation_strategy": (map_evaluation_strategy(), "no"),
+    "eval_steps": (map_held_out("eval.steps", integer), 500),
     "per_device_eval_batch_size": (note("Kept for evaluation during training; an evaluator chooses its batches."), 1),
-    "do_train": (always("A trainer trains."), True),
+    "do_train": (accept("A trainer trains."), True),
     "do_eval": (note(EVALUATION, unless=(None, False)), False),
-    "load_best_model_at_end": (switch(mapped({"eval.load_best": True}), setting="eval.load_best"), False),
+    "load_best_model_at_end": (switch(assign({"eval.load_best": True}), setting="eval.load_best"), False),
     "metric_for_best_model": (
         agrees("The held-out loss decides.", ("loss", "eval_loss"),
-               refused("Of checkpoints, the one with the least held-out loss is the best.", WITHOUT),
+               reject("Of checkpoints, the one with the least held-out loss is the best.", WITHOUT),
                setting="eval.metric"), "loss"
     ),
     "greater_is_better": (note("Kept for choosing between checkpoints: an evaluator knows it of its metrics."), False),
     "neftune_noise_alpha": (neftune(), 5),
-    "use_liger_kernel": (switch(mapped({"engine.head": "liger"}), setting="engine.head"), True),
+    "use_liger_kernel": (switch(assign({"engine.head": "liger"}), setting="engine.head"), True),
     "torch_compile": (note("Modules run as they are, uncompiled: equal numbers.", unless=(None, False)), False),
     "push_to_hub": (note(HUB, unless=(None, False)), False),
     "hub_model_id": (note(HUB), "me/model"),
     "hub_token": (note("A token does not belong into a config; HF_TOKEN is read."), None),
     "local_rank": (note("Given to a process by its launcher."), None),
-    "log_level": (agrees("Logs are at this level.", ("info", "INFO"), noted("Logs are at the level INFO.")), "info"),
+    "log_level": (agrees("Logs are at this level.", ("info", "INFO"), remark("Logs are at the level INFO.")), "info"),
     "disable_tqdm": (note("Progress is printed by the command that watches."), False),
-    "include_num_input_tokens_seen": (always("Tokens are counted in every step."), True),
-    "average_tokens_across_devices": (always("The loss is averaged over all tokens of a step."), True),
+    "include_num_input_tokens_seen": (accept("Tokens are counted in every step."), True),
+    "average_tokens_across_devices": (accept("The loss is averaged over all tokens of a step."), True),
 }  # fmt: skip
 """transformers.TrainingArguments, which LLaMA-Factory, TRL and Oumi share."""
 
@@ -554,4 +554,4 @@ LORA: Table = {
 
 
 def model_key(*, setting: str = "base_model") -> KeyConverter:
-    return to(setting, text)
+    return to(setting, require_text)

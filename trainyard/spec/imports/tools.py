@@ -32,7 +32,7 @@ def find_tool(value: object, tool: str | None = None) -> tuple[str, ConfigTool]:
     counts = {
         word: count_marks(value, TOOLS[word])
         for word in names
-        if share_of(value, TOOLS[word]) >= LEAST_SHARE and (tool or count_marks(value, TOOLS[word]))
+        if measure_share(value, TOOLS[word]) >= LEAST_SHARE and (tool or count_marks(value, TOOLS[word]))
     }
     if not counts:
         raise unknown_config(value, names)
@@ -49,8 +49,8 @@ def find_tool(value: object, tool: str | None = None) -> tuple[str, ConfigTool]:
 
 def unknown_config(value: object, candidates: Sequence[str]) -> InvalidInput:
     """Return the error of a config that is none of some tools', with the nearest of them and the keys that it has."""
-    keys = keys_of(value)
-    word = max(candidates, key=lambda name: (share_of(value, TOOLS[name]), count_marks(value, TOOLS[name])))
+    keys = list_keys(value)
+    word = max(candidates, key=lambda name: (measure_share(value, TOOLS[name]), count_marks(value, TOOLS[name])))
     shared = [key for key in keys if find_row(key, TOOLS[word].keys)]
     shared_keys = f": {', '.join(shared[:6])}" if shared else ""
     names = ", ".join(tool.title for tool in TOOLS.values())
@@ -63,7 +63,7 @@ def unknown_config(value: object, candidates: Sequence[str]) -> InvalidInput:
     )  # fmt: skip
 
 
-def keys_of(value: object) -> list[str]:
+def list_keys(value: object) -> list[str]:
     """Return the keys of a config, each once; none of what is not a mapping."""
     return (
         list(dict.fromkeys(occurrence.key for occurrence in occurrences(value)))
@@ -72,14 +72,14 @@ def keys_of(value: object) -> list[str]:
     )
 
 
-def share_of(value: object, tool: ConfigTool) -> float:
+def measure_share(value: object, tool: ConfigTool) -> float:
     """Return which share of a config's keys a tool has."""
-    keys = keys_of(value)
+    keys = list_keys(value)
     return sum(find_row(key, tool.keys) is not None for key in keys) / max(len(keys), 1)
 
 
 def count_marks(value: object, tool: ConfigTool) -> int:
-    keys = keys_of(value)
+    keys = list_keys(value)
     return sum(any(matches(mark, key) for key in keys) for mark in tool.marks)
 
 

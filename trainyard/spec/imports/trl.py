@@ -15,32 +15,32 @@ from trainyard.spec.imports.defaults import (
     PREFERENCE_DEFAULTS,
     ROLLOUT_DEFAULTS,
     Absent,
-    by_stage,
-    needed,
-    replaced,
+    choose_by_stage,
+    replace_values,
+    require_key,
 )
 from trainyard.spec.imports.keys import (
     Config,
     KeyAnswer,
     KeyConverter,
     Table,
+    accept,
     agrees,
-    always,
-    carried,
-    each,
+    assign,
+    carry_setting,
     flag,
     integer,
-    mapped,
+    map_word,
     note,
-    noted,
     number,
     refuse,
-    refused,
+    reject,
+    remark,
+    repeat,
+    require_text,
+    require_texts,
     switch,
-    text,
-    texts,
     to,
-    word,
 )
 from trainyard.spec.imports.shared_keys import (
     ARGUMENTS,
@@ -50,7 +50,7 @@ from trainyard.spec.imports.shared_keys import (
     LORA,
     attention,
     dtype,
-    held_out,
+    map_held_out,
     share,
     split,
 )
@@ -87,11 +87,11 @@ PROMPTS_DO = (
 
 def loss() -> KeyConverter:
     """Return a loss, or a list of one; a sum of losses has no setting."""
-    plain = word("stage.loss", LOSSES)
+    plain = map_word("stage.loss", LOSSES)
 
     def convert(value: Any, config: Config) -> KeyAnswer:
         if isinstance(value, list) and len(value) != 1:
-            return refused("There is one loss.", "Name one: --set stage.loss=sigmoid.")
+            return reject("There is one loss.", "Name one: --set stage.loss=sigmoid.")
         return plain.convert(value[0] if isinstance(value, list) else value, config)
 
     return KeyConverter(plain.setting, convert)
@@ -103,21 +103,21 @@ def text_field() -> KeyConverter:
     """
 
     def convert(value: Any, config: Config) -> KeyAnswer:
-        if value is None or text(value) == "text":
-            return mapped(because="The field of texts.")
+        if value is None or require_text(value) == "text":
+            return assign(because="The field of texts.")
         if any(config.get(key) is True for key in ANSWERS_ONLY):
-            return refused(
+            return reject(
                 "Rows of plain texts have no answers, and only answers are to be learned.",
                 "Leave one of the two out by --without.",
             )
-        return noted(TEXTS, {"data_source.columns": {"text": text(value)}})
+        return remark(TEXTS, {"data_source.columns": {"text": require_text(value)}})
 
     return KeyConverter("data_source.columns", convert)
 
 
 MODEL: Table = {
-    "model_name_or_path": (to("base_model", text), "Qwen/Qwen3-0.6B"),
-    "model_revision": (agrees("The newest.", ("main",), refused(
+    "model_name_or_path": (to("base_model", require_text), "Qwen/Qwen3-0.6B"),
+    "model_revision": (agrees("The newest.", ("main",), reject(
         "A base is named, its revision is not.", "Download it and name its folder: --set base_model=FOLDER.")), "main"),
     "trust_remote_code": (note("Code of a model repository never runs; models that transformers knows need none.",
                                unless=(None, False)), False),
@@ -125,15 +125,15 @@ MODEL: Table = {
     "torch_dtype": (dtype(), "bfloat16"),
     "attn_implementation": (attention(), "sdpa"),
     **LORA,
-    "use_peft": (carried("method", flag), True),
-    "use_dora": (carried("method", flag), False),
-    "load_in_4bit": (carried("method", flag), True),
-    "load_in_8bit": (carried("method", flag), False),
-    "bnb_4bit_quant_type": (to("quantization", text), "nf4"),
+    "use_peft": (carry_setting("method", flag), True),
+    "use_dora": (carry_setting("method", flag), False),
+    "load_in_4bit": (carry_setting("method", flag), True),
+    "load_in_8bit": (carry_setting("method", flag), False),
+    "bnb_4bit_quant_type": (to("quantization", require_text), "nf4"),
     "use_bnb_nested_quant": (note("Scales are quantised as well."), True),
     "bnb_4bit_quant_storage": (note("A detail of FSDP with 4 bits."), None),
-    "lora_task_type": (always("The stage decides."), "CAUSAL_LM"),
-    "lora_modules_to_save": (to("method.modules_to_save", texts), ["embed_tokens"]),
+    "lora_task_type": (accept("The stage decides."), "CAUSAL_LM"),
+    "lora_modules_to_save": (to("method.modules_to_save", require_texts), ["embed_tokens"]),
     "lora_target_parameters": (
         refuse("Adapters are put on modules, not on single tensors.", "--without lora_target_parameters"), None
     ),
@@ -143,39 +143,39 @@ TRAINING: Table = {
     "max_length": (to(f"{HYPER}max_length", integer), 1024),
     "max_seq_length": (to(f"{HYPER}max_length", integer), 1024),
     "max_prompt_length": (note("One bound, max_length, for prompt and answer."), 512),
-    "truncation_mode": (agrees("The end is cut.", ("keep_start",), refused(
+    "truncation_mode": (agrees("The end is cut.", ("keep_start",), reject(
         "Rows are cut at their end.", "Shorten the rows, or --without truncation_mode.")), "keep_start"),
-    "packing": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
+    "packing": (switch(assign({"engine.batching": "packed"}), assign({"engine.batching": "padded"}),
                        setting="engine.batching"), True),
-    "packing_strategy": (agrees("Rows stay whole.", ("bfd",), refused(
+    "packing_strategy": (agrees("Rows stay whole.", ("bfd",), reject(
         "Packed rows stay whole here.", "Write bfd, or --without packing_strategy.")), "bfd"),
-    "padding_free": (switch(mapped({"engine.batching": "packed"}), setting="engine.batching"), False),
+    "padding_free": (switch(assign({"engine.batching": "packed"}), setting="engine.batching"), False),
     "pad_to_multiple_of": (note("Padding is masked, so its length changes no number."), 8),
     "eval_packing": (note(EVALUATION), False),
     "dataset_text_field": (text_field(), "body"),
     "dataset_num_proc": (note(LOADING), 4),
     "dataset_kwargs": (note(LOADING), None),
-    "shuffle_dataset": (always("Rows are shuffled in each epoch."), True),
-    "completion_only_loss": (agrees("Only completions are learned.", (True,), refused(PROMPTS, PROMPTS_DO),
+    "shuffle_dataset": (accept("Rows are shuffled in each epoch."), True),
+    "completion_only_loss": (agrees("Only completions are learned.", (True,), reject(PROMPTS, PROMPTS_DO),
                                     setting="stage"), True),
     "assistant_only_loss": (
-        agrees("Only answers are learned.", (True,), refused(PROMPTS, PROMPTS_DO), setting="stage"), True
+        agrees("Only answers are learned.", (True,), reject(PROMPTS, PROMPTS_DO), setting="stage"), True
     ),
     "activation_offloading": (note("Activations stay on the device; gradient checkpointing saves most of them.",
                                    unless=(None, False)), False),
-    "chat_template_path": (to("engine.template", text), "chat.jinja"),
-    **each(note("Special tokens are those of the base's tokenizer."), None, "eos_token", "pad_token"),
+    "chat_template_path": (to("engine.template", require_text), "chat.jinja"),
+    **repeat(note("Special tokens are those of the base's tokenizer."), None, "eos_token", "pad_token"),
     "router_aux_loss_coef": (refuse("No loss for the router is added.", "--without router_aux_loss_coef",
                                     unless=(None, 0, 0.0)), 0.001),
-    "disable_dropout": (agrees("No dropout in the base.", (True,), noted("A base has no dropout; method.dropout is the "
-                                                                         "adapter's.")), True),
+    "disable_dropout": (agrees("No dropout in the base.", (True,), remark("A base has no dropout; "
+                                                                         "method.dropout is the adapter's.")), True),
     "beta": (to("stage.beta", number), 0.1),
     "label_smoothing": (to("stage.label_smoothing", number), 0.0),
     "loss_type": (loss(), "sigmoid"),
     "loss_weights": (refuse("There is one loss.", "Leave it out: --without loss_weights."), None),
     "precompute_ref_log_probs": (note("The reference's values are computed in every step: equal."), False),
     "precompute_ref_batch_size": (note("The reference's values are computed in every step: equal."), None),
-    **each(refuse("The reference stays as it was.", "Leave it out by --without."), False, "sync_ref_model",
+    **repeat(refuse("The reference stays as it was.", "Leave it out by --without."), False, "sync_ref_model",
            "ref_model_mixup_alpha", "ref_model_sync_steps"),
     "desirable_weight": (to("stage.desirable_weight", number), 1.0),
     "undesirable_weight": (to("stage.undesirable_weight", number), 1.0),
@@ -185,42 +185,43 @@ TRAINING: Table = {
     "temperature": (to("stage.temperature", number), 1.0),
     "num_iterations": (to("stage.num_iterations", integer), 1),
     "epsilon": (to("stage.epsilon", number), 0.2),
-    "scale_rewards": (word("stage.scale_rewards", {True: "group", False: "none", "group": "group", "batch": "batch",
+    "scale_rewards": (map_word("stage.scale_rewards", {True: "group", False: "none", "group": "group", "batch": "batch",
                                                    "none": "none"}), "group"),
     "reward_funcs": (
         refuse("Rewards are rules here, and these are Python functions.",
                "Say them as rules: --set 'stage.rewards=[{\"type\": \"exact_match\"}]'", setting="stage.rewards"),
         ["accuracy_reward"],
     ),
-    "reward_weights": (carried("stage.rewards"), None),
-    **each(note(ROLLOUTS, unless=(None, False)), False, "use_vllm", "vllm_mode", "vllm_server_host", "vllm_server_port",
+    "reward_weights": (carry_setting("stage.rewards"), None),
+    **repeat(note(ROLLOUTS, unless=(None, False)), False, "use_vllm", "vllm_mode", "vllm_server_host",
+           "vllm_server_port",
            "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_max_model_length",
            "vllm_enable_sleep_mode", "vllm_server_timeout", "vllm_server_base_url"),
-    **each(refuse(SAMPLING, "Leave it out by --without.", unless=(None, 0, 0.0, 1.0, 1, -1, {})), None, "top_p",
+    **repeat(refuse(SAMPLING, "Leave it out by --without.", unless=(None, 0, 0.0, 1.0, 1, -1, {})), None, "top_p",
            "top_k", "min_p", "repetition_penalty", "generation_kwargs"),
-    **each(refuse(NOT_IN_GRPO, "Leave it out by --without."), None, "delta", "epsilon_high",
+    **repeat(refuse(NOT_IN_GRPO, "Leave it out by --without."), None, "delta", "epsilon_high",
         "importance_sampling_level",
            "top_entropy_quantile", "mask_truncated_completions"),
-    **each(note("Completions of a step are in the run's events."), False, "log_completions",
+    **repeat(note("Completions of a step are in the run's events."), False, "log_completions",
         "num_completions_to_print"),
     "generation_batch_size": (note("Completions are drawn for one step at a time."), None),
     "steps_per_generation": (note("Completions are drawn for one step at a time."), None),
 }  # fmt: skip
 SCRIPT: Table = {
-    "dataset_name": (carried("data_source.path", text), "me/rows"),
-    "dataset_config": (carried("data_source.hub", text), None),
+    "dataset_name": (carry_setting("data_source.path", require_text), "me/rows"),
+    "dataset_config": (carry_setting("data_source.hub", require_text), None),
     "dataset_train_split": (split(), "train"),
     "dataset_test_split": (note(EVALUATION), "test"),
     "dataset_streaming": (note("A data set is read once, into the store."), False),
     "streaming": (note("A data set is read once, into the store."), False),
-    "test_split_size": (held_out("eval.share", share), 0.05),
+    "test_split_size": (map_held_out("eval.share", share), 0.05),
     "ignore_bias_buffers": (note("A detail of DDP, which no model here needs."), False),
-    "datasets[].path": (carried("data_source.path", text), "me/rows"),
-    "datasets[].name": (carried("data_source.hub", text), None),
-    "datasets[].data_dir": (carried("data_source.include"), None),
-    "datasets[].data_files": (carried("data_source.include"), "a.jsonl"),
+    "datasets[].path": (carry_setting("data_source.path", require_text), "me/rows"),
+    "datasets[].name": (carry_setting("data_source.hub", require_text), None),
+    "datasets[].data_dir": (carry_setting("data_source.include"), None),
+    "datasets[].data_files": (carry_setting("data_source.include"), "a.jsonl"),
     "datasets[].split": (split(), "train"),
-    "datasets[].columns": (always("A row has only what its stage reads."), ["messages"]),
+    "datasets[].columns": (accept("A row has only what its stage reads."), ["messages"]),
     "datasets[].fraction": (refuse("A set is read whole.", "--set data_source.max_rows=N"), None),
     "env": (note("Variables belong into the shell that starts Trainyard."), {}),
     "env.*": (note("Variables belong into the shell that starts Trainyard."), 0),
@@ -235,7 +236,7 @@ def text_column(config: Config) -> str:
     return column.strip() if isinstance(column, str) and column.strip() != "text" else ""
 
 
-def stage_of(config: Config) -> str:
+def read_stage(config: Config) -> str:
     if text_column(config) and not any(config.get(key) is True for key in ANSWERS_ONLY):
         return "cpt"
     return next((stage for stage, keys in MARKS.items() if any(key in config.value for key in keys)), "sft")
@@ -257,7 +258,7 @@ def peft_method(config: Config, *, adapter: bool) -> str:
 
 def axes(config: Config) -> dict[str, object]:
     adapter = bool(config.get("use_peft"))
-    settings: JsonObject = {"stage.type": stage_of(config), "method.type": peft_method(config, adapter=adapter)}
+    settings: JsonObject = {"stage.type": read_stage(config), "method.type": peft_method(config, adapter=adapter)}
     if settings["method.type"] == "qlora" and config.get("load_in_8bit"):
         settings["quantization"] = "int8"
     stage = config.overrides.get("stage.type", settings["stage.type"])
@@ -268,7 +269,7 @@ def data_sets(config: Config) -> list[DataPlace]:
     sets = [
         DataPlace(
             entry["path"],
-            files=files_of(entry) or files_of_split(entry.get("split")),
+            files=list_files(entry) or files_of_split(entry.get("split")),
             max_rows=first_rows(entry.get("split")),
             subset=entry.get("name"),
         )
@@ -283,7 +284,7 @@ def data_sets(config: Config) -> list[DataPlace]:
     return [replace(item, format="text").with_columns({"text": column}) for item in sets] if column else sets
 
 
-def files_of(entry: JsonMapping) -> tuple[str, ...]:
+def list_files(entry: JsonMapping) -> tuple[str, ...]:
     files = entry.get("data_files") or ()
     return (files,) if isinstance(files, str) else tuple(file for file in files if isinstance(file, str))
 
@@ -294,18 +295,20 @@ def purpose(config: Config) -> str:
 
 KEYS: Table = {**ARGUMENTS, **MODEL, **TRAINING, **SCRIPT}
 DEFAULTS: tuple[Absent, ...] = (
-    *replaced(
+    *replace_values(
         ARGUMENT_DEFAULTS,
-        learning_rate=by_stage({"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "grpo": 1e-6, "reward": 1e-4, "cpt": 2e-5}),
+        learning_rate=choose_by_stage(
+            {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "grpo": 1e-6, "reward": 1e-4, "cpt": 2e-5}
+        ),
         gradient_checkpointing=True,
     ),
     Absent("max_length", f"{HYPER}max_length", 1024),
     Absent("packing", "engine.batching", "padded"),
-    *replaced(LORA_DEFAULTS, lora_r=16, lora_alpha=32, lora_dropout=0.05),
+    *replace_values(LORA_DEFAULTS, lora_r=16, lora_alpha=32, lora_dropout=0.05),
     *PREFERENCE_DEFAULTS,
     *ROLLOUT_DEFAULTS,
-    Absent("loss_type", "stage.loss", by_stage({"dpo": "sigmoid", "grpo": "dapo"})),
-    needed("assistant_only_loss", "stage", PROMPTS, PROMPTS_DO, when=learns_prompts),
+    Absent("loss_type", "stage.loss", choose_by_stage({"dpo": "sigmoid", "grpo": "dapo"})),
+    require_key("assistant_only_loss", "stage", PROMPTS, PROMPTS_DO, when=learns_prompts),
 )
 TOOL = ConfigTool(
     title="TRL",

@@ -12,30 +12,30 @@ from trainyard.spec.imports.defaults import (
     Absent,
     Computed,
     is_stage,
-    needed,
+    require_key,
 )
 from trainyard.spec.imports.keys import (
     Config,
     KeyAnswer,
     KeyConverter,
     Table,
+    accept,
     agrees,
-    always,
-    carried,
-    each,
+    assign,
+    carry_setting,
     flag,
     integer,
-    mapped,
+    map_word,
     note,
     number,
-    off_with,
     refuse,
-    refused,
+    reject,
+    repeat,
+    require_text,
     steps_of_warmup,
     switch,
-    text,
     to,
-    word,
+    unless_off,
 )
 from trainyard.spec.imports.shared_keys import (
     ARGUMENTS,
@@ -45,8 +45,8 @@ from trainyard.spec.imports.shared_keys import (
     TEXT_ONLY,
     checkpointing,
     dtype,
-    held_out,
     loftq_bits,
+    map_held_out,
     optimizer,
     positive,
     save_every,
@@ -67,28 +67,28 @@ CHAT = "Kept for its chat window: a training draws nothing."
 SAVING = "Kept for merging and exporting; `trainyard adapters convert` and a deployer do that."
 
 
-def counted(setting: str) -> KeyConverter:
+def map_count(setting: str) -> KeyConverter:
     """Epochs, where 0 leaves it to max_steps."""
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
-        return mapped({setting: number(value)} if value else {}, "" if value else "max_steps decides.")
+        return assign({setting: number(value)} if value else {}, "" if value else "max_steps decides.")
 
     return KeyConverter(setting, convert)
 
 
 def vision_part() -> KeyConverter:
     """Layers for images, which a text model does not have."""
-    return always("A text model has no such layers.")
+    return accept("A text model has no such layers.")
 
 
 def layers_part(name: str) -> KeyConverter:
-    return agrees("Layers of the text model.", (True,), refused(
+    return agrees("Layers of the text model.", (True,), reject(
         f"Whether {name} is adapted is said by names.", "--set 'method.target_modules=[\"q_proj\", \"v_proj\"]'"),
         setting="method.target_modules")  # fmt: skip
 
 
-def train_on() -> KeyConverter:
-    return agrees("Only answers are learned.", (True,), refused(PROMPTS, PROMPTS_DO), setting="stage")
+def map_train_on() -> KeyConverter:
+    return agrees("Only answers are learned.", (True,), reject(PROMPTS, PROMPTS_DO), setting="stage")
 
 
 def row_format() -> KeyConverter:
@@ -96,9 +96,9 @@ def row_format() -> KeyConverter:
 
     def convert(value: Any, _config: Config) -> KeyAnswer:
         if value is None or value in (*FORMATS, "raw", "conversational"):
-            return mapped(because="In data_source.format.")
-        return refused(
-            f"Unsloth writes rows of {text(value)} into a prompt text, without the base's chat template.",
+            return assign(because="In data_source.format.")
+        return reject(
+            f"Unsloth writes rows of {require_text(value)} into a prompt text, without the base's chat template.",
             "--set data_source.format=alpaca renders them by the base's template: another prompt.",
         )
 
@@ -113,7 +113,7 @@ def is_script(config: Config) -> bool:
     return not is_studio(config)
 
 
-def only_in(form: Callable[[Config], bool], when: Computed | None) -> Computed:
+def restrict_to(form: Callable[[Config], bool], when: Computed | None) -> Computed:
     """Return a row of one form of the config."""
     return lambda config, settings: form(config) and (when is None or when(config, settings))
 
@@ -124,15 +124,15 @@ def words_of_checkpointing() -> KeyConverter:
 
 
 STUDIO: Table = {
-    "model": (to("base_model", text), "unsloth/Qwen3-0.6B"),
-    "data.dataset": (carried("data_source.path", text), "me/rows"),
-    "data.local_dataset": (carried("data_source.path"), ["rows.jsonl"]),
+    "model": (to("base_model", require_text), "unsloth/Qwen3-0.6B"),
+    "data.dataset": (carry_setting("data_source.path", require_text), "me/rows"),
+    "data.local_dataset": (carry_setting("data_source.path"), ["rows.jsonl"]),
     "data.format_type": (row_format(), "auto"),
-    "training.training_type": (word("method.type", {"lora": None, "full": None, "lora/qlora": None}), "lora"),
+    "training.training_type": (map_word("method.type", {"lora": None, "full": None, "lora/qlora": None}), "lora"),
     "training.max_seq_length": (to(f"{HYPER}max_length", integer), 2048),
-    "training.load_in_4bit": (carried("method", flag), True),
+    "training.load_in_4bit": (carry_setting("method", flag), True),
     "training.output_dir": ARGUMENTS["output_dir"],
-    "training.num_epochs": (counted(f"{HYPER}epochs"), 1),
+    "training.num_epochs": (map_count(f"{HYPER}epochs"), 1),
     "training.learning_rate": (to(f"{HYPER}learning_rate", number), 2e-4),
     "training.batch_size": (to(f"{HYPER}batch_size", integer), 2),
     "training.gradient_accumulation_steps": (to(f"{HYPER}gradient_accumulation", integer), 4),
@@ -140,55 +140,56 @@ STUDIO: Table = {
     "training.warmup_ratio": (to(f"{HYPER}warmup_ratio", number), 0.03),
     "training.max_steps": (positive(f"{HYPER}max_steps"), 30),
     "training.save_steps": (save_every(), 30),
-    "training.eval_steps": (held_out("eval.steps", integer), 0),
+    "training.eval_steps": (map_held_out("eval.steps", integer), 0),
     "training.weight_decay": (to(f"{HYPER}weight_decay", number), 0.001),
     "training.random_seed": (to(f"{HYPER}seed", integer), 3407),
-    "training.packing": (switch(mapped({"engine.batching": "packed"}), mapped({"engine.batching": "padded"}),
+    "training.packing": (switch(assign({"engine.batching": "packed"}), assign({"engine.batching": "padded"}),
                                 setting="engine.batching"), False),
-    "training.train_on_completions": (train_on(), True),
+    "training.train_on_completions": (map_train_on(), True),
     "training.gradient_checkpointing": (words_of_checkpointing(), "unsloth"),
     "training.optim": (optimizer(), "adamw_8bit"),
     "training.lr_scheduler_type": (schedule(), "linear"),
     **{f"lora.{key}": row for key, row in LORA.items() if key != "lora_target_modules"},
     "lora.target_modules": (target_modules(), ["q_proj", "v_proj"]),
-    "lora.use_dora": (carried("method", flag), False),
-    "lora.use_loftq": (switch(mapped({"method.init": "loftq"}), setting="method.init"), True),
+    "lora.use_dora": (carry_setting("method", flag), False),
+    "lora.use_loftq": (switch(assign({"method.init": "loftq"}), setting="method.init"), True),
     "lora.vision_all_linear": (vision_part(), False),
     "lora.finetune_vision_layers": (vision_part(), True),
-    "lora.finetune_language_layers": (agrees("The text model is adapted.", (True,), refused(
+    "lora.finetune_language_layers": (agrees("The text model is adapted.", (True,), reject(
         "The text model is what is adapted.", "--without lora.finetune_language_layers")), True),
     "lora.finetune_attention_modules": (layers_part("attention"), True),
     "lora.finetune_mlp_modules": (layers_part("the MLP"), True),
     "logging.enable_wandb": (tracker("wandb", flagged=True), False),
     "logging.enable_tensorboard": (tracker("tensorboard", flagged=True), False),
     "logging.wandb_project": (
-        off_with("logging.enable_wandb", note("WANDB_PROJECT names it, which wandb reads.")), "mine"
+        unless_off("logging.enable_wandb", note("WANDB_PROJECT names it, which wandb reads.")), "mine"
     ),
     "logging.wandb_token": (note("A token does not belong into a config; WANDB_API_KEY is read."), None),
     "logging.hf_token": (note("A token does not belong into a config; HF_TOKEN is read."), None),
-    "logging.tensorboard_dir": (off_with("logging.enable_tensorboard", note("Logs are in the run's folder.")), "runs"),
-    "logging.log_frequency": (always("Every step is logged."), 10),
-    **each(note(CHAT), 1.0, "inference.temperature", "inference.top_p", "inference.top_k", "inference.min_p",
+    "logging.tensorboard_dir": (unless_off("logging.enable_tensorboard", note("Logs are in the run's folder.")),
+                                "runs"),
+    "logging.log_frequency": (accept("Every step is logged."), 10),
+    **repeat(note(CHAT), 1.0, "inference.temperature", "inference.top_p", "inference.top_k", "inference.min_p",
            "inference.*"),
-    **each(refuse(TEXT_ONLY, NO_IMAGES), None, "audio_type", "audio_input"),
+    **repeat(refuse(TEXT_ONLY, NO_IMAGES), None, "audio_type", "audio_input"),
 }  # fmt: skip
 SCRIPT: Table = {
-    "model_name": (to("base_model", text), "unsloth/llama-3-8b"),
+    "model_name": (to("base_model", require_text), "unsloth/llama-3-8b"),
     "max_seq_length": STUDIO["training.max_seq_length"],
     "dtype": (dtype(), None),
-    "load_in_4bit": (carried("method", flag), True),
-    "dataset": (carried("data_source.path", text), "me/rows"),
+    "load_in_4bit": (carry_setting("method", flag), True),
+    "dataset": (carry_setting("data_source.path", require_text), "me/rows"),
     "r": (to("method.rank", integer), 16),
     "lora_alpha": LORA["lora_alpha"],
     "lora_dropout": LORA["lora_dropout"],
-    "bias": (agrees("No bias is trained.", ("none",), refused("Biases are not trained.", "Write none.")), "none"),
+    "bias": (agrees("No bias is trained.", ("none",), reject("Biases are not trained.", "Write none.")), "none"),
     "use_gradient_checkpointing": (words_of_checkpointing(), "unsloth"),
     "random_state": (note("One seed, hyperparameters.seed."), 3407),
     "use_rslora": LORA["use_rslora"],
-    "use_dora": (carried("method", flag), False),
+    "use_dora": (carry_setting("method", flag), False),
     "loftq_config": (note("Without bits it says nothing."), None),
     "loftq_config.loftq_bits": (loftq_bits(), 4),
-    "loftq_config.loftq_iter": (agrees("Once.", (1,), refused("LoftQ corrects a base once here.", "Write 1.")), 1),
+    "loftq_config.loftq_iter": (agrees("Once.", (1,), reject("LoftQ corrects a base once here.", "Write 1.")), 1),
     **{key: ARGUMENTS[key] for key in (
         "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "warmup_steps",
         "max_steps", "learning_rate", "optim", "weight_decay", "lr_scheduler_type", "seed", "logging_steps",
@@ -196,10 +197,10 @@ SCRIPT: Table = {
     )},
     "packing": STUDIO["training.packing"],
     "report_to": (trackers(), "none"),
-    **each(note(SAVING, unless=(None, False)), None, "save_model", "save_method", "save_gguf", "save_path",
+    **repeat(note(SAVING, unless=(None, False)), None, "save_model", "save_method", "save_gguf", "save_path",
            "quantization", "push_model", "push_gguf", "hub_path", "hub_token"),
-    "raw_text_file": (carried("data_source.path"), None),
-    **each(note("Texts are cut into rows of max_length."), 2048, "chunk_size", "stride"),
+    "raw_text_file": (carry_setting("data_source.path"), None),
+    **repeat(note("Texts are cut into rows of max_length."), 2048, "chunk_size", "stride"),
 }  # fmt: skip
 
 
@@ -237,7 +238,7 @@ STUDIO_ABSENT: tuple[Absent, ...] = (
     Absent("training.random_seed", f"{HYPER}seed", 3407),
     Absent("lora.lora_r", "method.rank", 64),
     Absent("lora.lora_alpha", "method.alpha", 16),
-    needed("training.train_on_completions", "stage", PROMPTS, PROMPTS_DO, is_stage("sft")),
+    require_key("training.train_on_completions", "stage", PROMPTS, PROMPTS_DO, is_stage("sft")),
 )
 SCRIPT_ABSENT: tuple[Absent, ...] = (
     Absent("per_device_train_batch_size", f"{HYPER}batch_size", 2),
@@ -249,7 +250,7 @@ SCRIPT_ABSENT: tuple[Absent, ...] = (
     Absent("seed", f"{HYPER}seed", 3407),
     Absent("r", "method.rank", 16),
     Absent("lora_alpha", "method.alpha", 16),
-    needed("format", "stage", SCRIPTED, PROMPTS_DO, is_stage("sft")),
+    require_key("format", "stage", SCRIPTED, PROMPTS_DO, is_stage("sft")),
 )
 BOTH_ABSENT: tuple[Absent, ...] = (
     Absent("max_seq_length", f"{HYPER}max_length", 2048),
@@ -263,8 +264,8 @@ BOTH_ABSENT: tuple[Absent, ...] = (
     Absent("target_modules", "method.target_modules", PROJECTIONS),
 )
 DEFAULTS: tuple[Absent, ...] = (
-    *(replace(row, when=only_in(is_studio, row.when)) for row in STUDIO_ABSENT),
-    *(replace(row, when=only_in(is_script, row.when)) for row in SCRIPT_ABSENT),
+    *(replace(row, when=restrict_to(is_studio, row.when)) for row in STUDIO_ABSENT),
+    *(replace(row, when=restrict_to(is_script, row.when)) for row in SCRIPT_ABSENT),
     *BOTH_ABSENT,
 )
 TOOL = ConfigTool(

@@ -14,7 +14,7 @@ from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.other_tools import word_reasons
 from trainyard.spec.job import JobSpec, chain_of_job
-from trainyard.spec.load.parse import check_crowded, parse_chain, reasons_of, suggest, validate
+from trainyard.spec.load.parse import build_reasons, check_crowded, parse_chain, suggest, validate
 from trainyard.spec.load.text import MAX_SPEC_BYTES, parse_text
 from trainyard.spec.templates import TEMPLATES
 
@@ -74,7 +74,7 @@ def read_chain(value: object) -> tuple[ChainSpec | None, list[Reason]]:
         try:
             return chain_of_job(validate(JobSpec, value)), []
         except ValidationError as error:
-            return None, reasons_of(error, JobSpec)
+            return None, build_reasons(error, JobSpec)
     if isinstance(value, Mapping) and "nodes" not in value and (reasons := word_reasons(value, None)):
         return None, reasons
     return parse_chain(value)
@@ -92,5 +92,5 @@ def from_template(value: Mapping[str, object]) -> tuple[ChainSpec | None, list[R
     try:
         return validate(TEMPLATES[name].model, parameters).build(), []
     except ValidationError as error:
-        reasons = reasons_of(error, TEMPLATES[name].model)
+        reasons = build_reasons(error, TEMPLATES[name].model)
         return None, [replace(reason, field=f"parameters.{reason.field}".rstrip(".")) for reason in reasons]

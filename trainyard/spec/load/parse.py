@@ -23,7 +23,7 @@ from trainyard.errors import Reason
 from trainyard.json_types import JsonMapping
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.other_tools import word_reasons
-from trainyard.spec.load.spellings import VALUES, right_name, tags_of
+from trainyard.spec.load.spellings import VALUES, list_tags, right_name
 from trainyard.spec.load.text import MAX_KEYS, MAX_REASONS
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
@@ -80,11 +80,11 @@ def parse_chain(value: object) -> tuple[ChainSpec | None, list[Reason]]:
         return validate(ChainSpec, value), []
     except ValidationError as error:
         ids = number(parse_nodes(value, read=False))
-        return None, reasons_of(error, ChainSpec, ids)
+        return None, build_reasons(error, ChainSpec, ids)
 
 
 def validate(model: type[Model], value: Any) -> Model:
-    """Validate a plain value. Inside of `typed_numbers`, only numbers are numbers, as in JSON."""
+    """Validate a plain value. Inside of `require_typed_numbers`, only numbers are numbers, as in JSON."""
     if not TYPED_NUMBERS.get():
         return model.model_validate(value)
     try:
@@ -117,7 +117,7 @@ def shorten_numbers(value: object) -> object:
 
 
 @contextmanager
-def typed_numbers() -> Iterator[None]:
+def require_typed_numbers() -> Iterator[None]:
     """Take a number for a number alone: for callers whose values have types, other than those of a command line."""
     token = TYPED_NUMBERS.set(True)
     try:
@@ -171,7 +171,7 @@ def number(nodes: Sequence[ParsedNode]) -> list[str]:
 # Reasons
 
 
-def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str] = ()) -> list[Reason]:
+def build_reasons(error: ValidationError, model: type[BaseModel], ids: Sequence[str] = ()) -> list[Reason]:
     """Return one reason for each of pydantic's errors, but for the one that a list of wrong items is also too short.
 
     Looking for the word that was meant takes a millisecond, so not more than `MAX_REASONS` are worded.
@@ -180,7 +180,7 @@ def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str
     lists = {detail["loc"][:end] for detail in details for end in range(len(detail["loc"]))}
     lists |= {("nodes",)} if ids else set()
     relevant = [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in lists)]
-    return cap_reasons([reason_of(detail, model, ids) for detail in relevant[:MAX_REASONS]], len(relevant))
+    return cap_reasons([build_reason(detail, model, ids) for detail in relevant[:MAX_REASONS]], len(relevant))
 
 
 def cap_reasons(reasons: list[Reason], count: int) -> list[Reason]:
@@ -206,18 +206,18 @@ def check_crowded(value: object) -> list[Reason]:
     return []
 
 
-def reason_of(detail: JsonMapping, model: type[BaseModel], ids: Sequence[str]) -> Reason:
+def build_reason(detail: JsonMapping, model: type[BaseModel], ids: Sequence[str]) -> Reason:
     loc = tuple(detail["loc"])
     node, path = None, loc
     if len(loc) > 1 and loc[0] == "nodes" and isinstance(loc[1], int):
         node = ids[loc[1]] if loc[1] < len(ids) else f"nodes.{loc[1]}"
         path = loc[3:] if len(loc) > 2 and loc[2] in NODE_TYPES else loc[2:]
-    field = ".".join(map(str, without_tags(path)))
+    field = ".".join(map(str, strip_tags(path)))
     kind, value = detail["type"], detail.get("input")
     if reasons := word_reasons({str(loc[-1]): value} if loc else {}, node, field):
         return reasons[0]
     if kind == "extra_forbidden":
-        return misspelt(node, field, str(loc[-1]), value, model_at(model, loc[:-1]))
+        return misspelt(node, field, str(loc[-1]), value, find_model(model, loc[:-1]))
     if kind == "missing":
         return Reason("E-SPEC-MISSING", node, field, f"The field {loc[-1]!r} is needed here.", f"Add `{loc[-1]}:`.")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -226,7 +226,7 @@ def reason_of(detail: JsonMapping, model: type[BaseModel], ids: Sequence[str]) -
     if kind == "value_error" or "instead" in detail.get("ctx", {}):
         because = sentence(detail["msg"])
     code = detail.get("ctx", {}).get("code") or ("E-SPEC-SYNTAX" if kind == "too_long" else "E-SPEC-VALUE")
-    return Reason(code, node, field, because, instead_of(detail))
+    return Reason(code, node, field, because, suggest_value(detail))
 
 
 def misspelt(node: str | None, field: str, key: str, value: Any, parent: type[BaseModel] | None) -> Reason:
@@ -236,7 +236,7 @@ def misspelt(node: str | None, field: str, key: str, value: Any, parent: type[Ba
     return Reason("E-SPEC-KEY", node, field, f"There is no field {key!r} here.", instead)
 
 
-def without_tags(path: Sequence[object]) -> list[object]:
+def strip_tags(path: Sequence[object]) -> list[object]:
     """Return a location of pydantic's error without the names of variants, which nobody has written:
     `rewards.0.pattern`.
     """
@@ -260,7 +260,7 @@ def unknown_type(node: str | None, field: str, detail: JsonMapping) -> Reason:
     return Reason("E-SPEC-TYPE", node, f"{field}.type".lstrip("."), because, instead)
 
 
-def instead_of(detail: JsonMapping) -> str:
+def suggest_value(detail: JsonMapping) -> str:
     """Return what to write, from the kind of error and its bounds."""
     kind, context, value = detail["type"], detail.get("ctx") or {}, detail.get("input")
     if "instead" in context:
@@ -280,7 +280,7 @@ def instead_of(detail: JsonMapping) -> str:
     return INSTEAD.get(kind, "Correct the value; docs/chains.md lists what each field takes.")
 
 
-def model_at(model: type[BaseModel], loc: Iterable[object]) -> type[BaseModel] | None:
+def find_model(model: type[BaseModel], loc: Iterable[object]) -> type[BaseModel] | None:
     """Return the model of the mapping at a location of pydantic's error, to name the keys that it takes."""
     current: type[BaseModel] | None = model
     variants: object = None
@@ -293,18 +293,18 @@ def model_at(model: type[BaseModel], loc: Iterable[object]) -> type[BaseModel] |
             by_key = {info.alias or name: info for name, info in current.model_fields.items()}
             if part in by_key:
                 variants = by_key[part].annotation
-                current = next(models_in(variants), None)
+                current = next(find_models(variants), None)
             else:
-                current = next((model for model in models_in(variants) if part in tags_of(model)), current)
+                current = next((model for model in find_models(variants) if part in list_tags(model)), current)
     return current
 
 
-def models_in(annotation: object) -> Iterator[type[BaseModel]]:
+def find_models(annotation: object) -> Iterator[type[BaseModel]]:
     """Yield the models inside an annotation such as `tuple[Target, ...]` or `dict[Port, SourceSet]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in typing.get_args(annotation):
-        yield from models_in(part)
+        yield from find_models(part)
 
 
 def find_closest(name: str, allowed: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""What other tools call our settings and values, to suggest the right name: Hugging Face, Axolotl, LLaMA-Factory.
+"""Names of our settings and values in other tools, to suggest the right name: Hugging Face, Axolotl, LLaMA-Factory.
 
 Only suggestions: what is read in other words is in `spec/migrate.py`. A name is looked up in lower case.
 
@@ -91,8 +91,8 @@ def right_name(key: str, value: Any, parent: type[BaseModel]) -> str | None:
         return ELSEWHERE[name]
     if issubclass(parent, Variant) and (readers := values_with(OURS.get(name, key).rpartition(".")[2], parent)):
         return readers
-    paths = [OURS[name]] if name in OURS else sorted(paths_of(key))
-    visible = [here for path in paths if (here := seen_from(parent, path)) is not None]
+    paths = [OURS[name]] if name in OURS else sorted(find_paths(key))
+    visible = [here for path in paths if (here := rewrite_path(parent, path)) is not None]
     if not visible:
         return None
     if value is False and ": " in visible[0]:
@@ -100,7 +100,7 @@ def right_name(key: str, value: Any, parent: type[BaseModel]) -> str | None:
     return f"Write {' or '.join(f'`{path}`' for path in visible)}."
 
 
-def seen_from(parent: type[BaseModel], path: str) -> str | None:
+def rewrite_path(parent: type[BaseModel], path: str) -> str | None:
     """Return a trainer's setting as it is written in `parent`; None where it cannot be written there or next to it."""
     setting, colon, value = path.partition(": ")
     last = setting.rpartition(".")[2]
@@ -110,7 +110,7 @@ def seen_from(parent: type[BaseModel], path: str) -> str | None:
     return path if in_trainer and setting.partition(".")[0] in TrainerConfig.model_fields else None
 
 
-def paths_of(key: str) -> Iterator[str]:
+def find_paths(key: str) -> Iterator[str]:
     """Yield where a trainer has a setting of this name."""
     if key in TrainerConfig.model_fields:
         yield key
@@ -125,7 +125,7 @@ def values_with(setting: str, parent: type[Variant]) -> str | None:
     """
     for axis, models in GROUPS.items():
         readers = [
-            tag for model in models if parent in models and setting in model.model_fields for tag in tags_of(model)
+            tag for model in models if parent in models and setting in model.model_fields for tag in list_tags(model)
         ]
         if readers and setting not in parent.model_fields:
             return f"`{setting}` is a setting of {axis} {', '.join(readers)}."
@@ -140,7 +140,7 @@ def groups() -> Iterator[tuple[str, tuple[type[BaseModel], ...]]]:
             yield name, models
 
 
-def tags_of(model: type[BaseModel]) -> tuple[str, ...]:
+def list_tags(model: type[BaseModel]) -> tuple[str, ...]:
     """Return the words in `type` that pick this variant of a setting."""
     return typing.get_args(model.model_fields["type"].annotation) if "type" in model.model_fields else ()
 

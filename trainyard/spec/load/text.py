@@ -63,7 +63,7 @@ def parse_text(data: bytes | str, *, max_bytes: int = MAX_SPEC_BYTES) -> Any:
     if size > max_bytes:
         because = f"The file has {size:,} bytes; at most {max_bytes:,} are read."
         raise refuse("", because, "Put data into a data set and name its path.")
-    text = (decoded(data) if isinstance(data, bytes) else data).removeprefix("\ufeff")
+    text = (decode_text(data) if isinstance(data, bytes) else data).removeprefix("\ufeff")
     check_text(text, located=True)
     stripped = text.lstrip()
     if not stripped:
@@ -71,7 +71,7 @@ def parse_text(data: bytes | str, *, max_bytes: int = MAX_SPEC_BYTES) -> Any:
     return from_json(text) if JSON_START.match(stripped) else from_yaml(text)
 
 
-def decoded(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
     """UTF-8, with or without a byte order mark. Anything else is refused rather than guessed."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise refuse("", "The file is UTF-16 or UTF-32.", "Save it as UTF-8.")
@@ -106,12 +106,12 @@ def check_json_size(text: str) -> None:
         if first in "[{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise too_deep(f"line {text.count(chr(10), 0, match.start()) + 1}")
+                raise depth_error(f"line {text.count(chr(10), 0, match.start()) + 1}")
         elif first in "]}":
             depth -= 1
         values += first in "[{,:"
         if values > MAX_VALUES:
-            raise too_many()
+            raise size_error()
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
@@ -123,13 +123,13 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 
 def refuse_constant(text: str) -> Any:
-    raise not_finite(text)
+    raise not_finite_error(text)
 
 
 def finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise not_finite(text)
+        raise not_finite_error(text)
     return value
 
 
@@ -184,7 +184,7 @@ class Building:
                 raise refuse("", because, "Write the value out in full.")
             self.values += 1
             if self.values > MAX_VALUES:
-                raise too_many()
+                raise size_error()
             self.take_value(event)
 
     def take_value(self, event: Any) -> None:
@@ -192,12 +192,12 @@ class Building:
             self.open[-1].add(scalar(event))
             return
         if event.tag not in (None, "!"):
-            raise tagged(event.tag)
+            raise tag_error(event.tag)
         value: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
         self.open[-1].add(value)
         self.open.append(Container(value))
         if len(self.open) - 1 > MAX_DEPTH:
-            raise too_deep("")
+            raise depth_error("")
 
 
 class Container:
@@ -224,7 +224,7 @@ class Container:
 def scalar(event: yaml.ScalarEvent) -> Any:
     """Return the value of a scalar by the YAML 1.2 core schema; a quoted one is a text."""
     if event.tag not in PLAIN_TAGS:
-        raise tagged(str(event.tag))
+        raise tag_error(str(event.tag))
     text: str = event.value
     if event.style or event.tag:
         check_text(text)
@@ -238,7 +238,7 @@ def scalar(event: yaml.ScalarEvent) -> Any:
     if FLOAT.match(text):
         return finite(text)
     if NOT_FINITE.match(text):
-        raise not_finite(text)
+        raise not_finite_error(text)
     return text
 
 
@@ -267,11 +267,11 @@ def check_text(text: str, *, located: bool = False) -> None:
             raise refuse(where, f"The text contains {name}.", "Remove it; texts are Unicode without NUL.")
 
 
-def too_deep(where: str) -> Refused:
+def depth_error(where: str) -> Refused:
     return refuse(where, f"The file is nested deeper than {MAX_DEPTH} levels.", "A chain needs about eight levels.")
 
 
-def too_many() -> Refused:
+def size_error() -> Refused:
     because = f"The file contains more than {MAX_VALUES:,} values."
     return refuse("", because, "Put data into a data set and name its path.")
 
@@ -280,9 +280,9 @@ def duplicate_key(key: str) -> Refused:
     return refuse("", f"The key {key!r} is written twice.", "Keep one of the two.")
 
 
-def not_finite(text: str) -> Refused:
+def not_finite_error(text: str) -> Refused:
     return refuse("", f"{text} is not a finite number.", "Write a finite number.")
 
 
-def tagged(tag: str) -> Refused:
+def tag_error(tag: str) -> Refused:
     return refuse("", f"The file uses the YAML tag {tag!r}.", "Remove the tag; specs are data only.")

@@ -1,4 +1,4 @@
-"""What every knowledge graph does, wherever it is kept: in memory, in this machine's database, behind HTTP.
+"""Contract of every knowledge graph: in memory, in this machine's database, behind HTTP.
 
 A graph as JSON lines in one order, so that two graphs are compared by comparing text.
 """
@@ -101,27 +101,27 @@ class AskedGraph(Graph):
         return iter(self.ask("dump", tenant=tenant))
 
 
-def line(kind: str, fields: JsonObject) -> str:
+def dump_line(kind: str, fields: JsonObject) -> str:
     """Return one line; the kind comes first, so that sorting groups by it."""
     return orjson.dumps({"a": kind, **fields}, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def document_line(key: str, document: GraphDocument) -> str:
     fields = {"key": key, "tenant": document.tenant, "stream": document.stream, "names": sorted(document.names)}
-    return line("document", {**fields, "content_sha256": document.content_sha256, "version": document.version})
+    return dump_line("document", {**fields, "content_sha256": document.content_sha256, "version": document.version})
 
 
 def entity_line(key: str, tenant: str, entity: Entity, documents: Iterable[str]) -> str:
     fields = {"key": key, "tenant": tenant, "kind": entity.kind, "name": entity.name}
-    return line("entity", {**fields, "attributes": dict(entity.attributes), "documents": sorted(documents)})
+    return dump_line("entity", {**fields, "attributes": dict(entity.attributes), "documents": sorted(documents)})
 
 
 def relation_line(key: str, edge: Edge, documents: Iterable[str]) -> str:
     fields = {"key": key, "tenant": edge.tenant, "kind": edge.kind, "source": edge.source, "target": edge.target}
-    return line("relation", {**fields, "documents": sorted(documents)})
+    return dump_line("relation", {**fields, "documents": sorted(documents)})
 
 
-def stats_of(lines: Iterable[str]) -> GraphStats:
+def count_lines(lines: Iterable[str]) -> GraphStats:
     """The counts of a dump."""
     totals: Counter[str] = Counter()
     kinds: dict[str, Counter[str]] = {"entity": Counter(), "relation": Counter()}

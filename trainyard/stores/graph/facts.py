@@ -1,4 +1,4 @@
-"""What is written to the knowledge graph: entities, relations, and the document that states them. No database here.
+"""Facts in the knowledge graph: entities, relations, and the document that states them. No database here.
 
 Keys are pure functions of what they name, so that writing twice adds nothing: an entity is its tenant, kind and
 normalised name; a document is its tenant, stream, content and the version of prompt and model that read it.
@@ -50,7 +50,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Entity:
-    """Somebody or something that a document names. `attributes` are short texts, such as an e-mail address."""
+    """Entity that a document names. `attributes` are short texts, such as an e-mail address."""
 
     kind: str
     name: str
@@ -78,7 +78,7 @@ class Edge:
 
 @dataclass
 class Contents:
-    """What one document says, by keys: its mentions by entity, its relations."""
+    """Facts of one document, by keys: its mentions by entity, its relations."""
 
     mentions: dict[str, Entity] = field(default_factory=dict)
     relations: dict[str, Edge] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Mutation:
-    """What one document states. It replaces all that an earlier content of the same tenant, stream and name stated."""
+    """Mutation with the facts of one document. It replaces those of an earlier content with the same name."""
 
     tenant: str
     stream: str
@@ -118,7 +118,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class MutateResult:
-    """What one mutation changed. `already`: the document was known, and at most its name was added."""
+    """Effect of one mutation. `already`: the document was known, and at most its name was added."""
 
     document: str
     new_entities: int = 0
@@ -198,14 +198,14 @@ def check_mutation(mutation: Mutation) -> Mutation:
             f"it has {len(mutation.entities)} entities and {len(mutation.relations)} relations; at most "
             f"{ENTITIES_PER_DOCUMENT} and {RELATIONS_PER_DOCUMENT} are allowed"
         )
-    relations = tuple(checked_relation(relation) for relation in mutation.relations)
+    relations = tuple(check_relation(relation) for relation in mutation.relations)
     ends = [Entity(end.kind, end.name) for relation in relations for end in (relation.source, relation.target)]
-    entities = merged([*(checked_entity(entity) for entity in mutation.entities), *ends])
+    entities = merge_entities([*(check_entity(entity) for entity in mutation.entities), *ends])
     return replace(mutation, entities=entities, relations=tuple(dict.fromkeys(relations)))
 
 
-def checked_entity(entity: Entity) -> Entity:
-    named = checked_name(Named(entity.kind, entity.name))
+def check_entity(entity: Entity) -> Entity:
+    named = check_name(Named(entity.kind, entity.name))
     attributes = entity.attributes
     if not isinstance(attributes, Mapping) or len(attributes) > ATTRIBUTES:
         raise wrong(f"the attributes of {named.name!r} have to be at most {ATTRIBUTES} texts")
@@ -218,7 +218,7 @@ def checked_entity(entity: Entity) -> Entity:
 
 
 @lru_cache(65_536)
-def checked_name(entity: Named) -> Named:
+def check_name(entity: Named) -> Named:
     if entity.kind not in ENTITY_KINDS:
         raise wrong(f"an entity is of kind {str(entity.kind)[:40]!r}; there are {', '.join(ENTITY_KINDS)}")
     if not isinstance(entity.name, str):
@@ -229,17 +229,17 @@ def checked_name(entity: Named) -> Named:
     return Named(entity.kind, name)
 
 
-def checked_relation(relation: Relation) -> Relation:
+def check_relation(relation: Relation) -> Relation:
     if relation.kind not in RELATION_KINDS:
         raise wrong(f"a relation is of kind {str(relation.kind)[:40]!r}; there are {', '.join(RELATION_KINDS)}")
     sources, targets = RELATION_KINDS[relation.kind]
-    source, target = checked_name(relation.source), checked_name(relation.target)
+    source, target = check_name(relation.source), check_name(relation.target)
     if source.kind not in sources or target.kind not in targets:
         raise wrong(f"{relation.kind} does not lead from a {source.kind} to a {target.kind}")
     return Relation(relation.kind, source, target)
 
 
-def merged(entities: Sequence[Entity]) -> tuple[Entity, ...]:
+def merge_entities(entities: Sequence[Entity]) -> tuple[Entity, ...]:
     """One entity a key: the first spelling wins, attributes are joined (a relation's end may name it otherwise)."""
     by_name: dict[tuple[str, str], Entity] = {}
     for entity in entities:

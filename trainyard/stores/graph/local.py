@@ -31,7 +31,7 @@ POLL_S = 0.05
 
 
 class LadybugGraph(AskedGraph):
-    """One database file. Usable from many threads, one call at a time; the writer starts with the first call."""
+    """A database file. Usable from many threads, one call at a time; the writer starts with the first call."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.answer_s = path.absolute(), ANSWER_S
@@ -60,7 +60,7 @@ class LadybugGraph(AskedGraph):
                 self.writer.stdin.write(line)
                 self.writer.stdin.flush()
             except OSError as error:  # BrokenPipeError: it died while it was idle
-                raise self.died() from error
+                raise self.clear_dead_writer() from error
             if verb == "mutate":
                 return self.answer()
             with end_on_leaving(self.writer.kill):  # which reads only
@@ -99,7 +99,7 @@ class LadybugGraph(AskedGraph):
         finally:
             silence.cancel()
         if not line.endswith(b"\n"):
-            raise self.died()
+            raise self.clear_dead_writer()
         reply = orjson.loads(line)
         if "error" in reply:
             raise from_fields(reply["error"])
@@ -120,7 +120,7 @@ class LadybugGraph(AskedGraph):
             self.close()
             raise
 
-    def died(self) -> Unavailable:
+    def clear_dead_writer(self) -> Unavailable:
         """Return the error for a writer that is gone; it is cleared away, and the next call starts another one."""
         code = self.end(0.5)
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
-from trainyard.stores.graph.contract import Graph, GraphStats, document_line, entity_line, relation_line, stats_of
+from trainyard.stores.graph.contract import Graph, GraphStats, count_lines, document_line, entity_line, relation_line
 from trainyard.stores.graph.facts import Edge, MutateResult, Mutation, check_mutation
 from trainyard.stores.graph.state import State
 
 
 class MemoryGraph(Graph):
-    """Everything that `contract.Graph` says but queries; every mutation is durable as long as the process."""
+    """Graph in memory, without queries; every mutation is durable as long as the process."""
 
     def __init__(self) -> None:
         self.state = State()
@@ -32,7 +32,7 @@ class MemoryGraph(Graph):
         )
 
     def stats(self, tenant: str | None = None) -> GraphStats:
-        return stats_of(self.dump(tenant))
+        return count_lines(self.dump(tenant))
 
     def dump(self, tenant: str | None = None) -> Iterator[str]:
         state, lines = self.state, list[str]()

@@ -1,4 +1,4 @@
-"""What a batch of mutations does to a graph, as arithmetic: the same rules for every place a graph is kept.
+"""State of a graph under a batch of mutations: the same rules for every place a graph is kept.
 
 `State` contains what a decision needs; a graph in memory loads all of it, a database the keys (once) and whatever the
 documents of a batch touch. `apply` changes the state and returns the net difference, which the database then writes.
@@ -21,7 +21,7 @@ Slot = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class GraphDocument:
-    """One content of one stream. Any number of names may refer to it; without one it is gone."""
+    """A content of one stream. Any number of names may refer to it; without one it is gone."""
 
     tenant: str
     stream: str
@@ -35,7 +35,7 @@ class GraphDocument:
 
 @dataclass
 class EntityTally:
-    """How often an entity is mentioned under which spelling, and with which attributes."""
+    """Counts of an entity's spellings and attributes."""
 
     tenant: str
     kind: str
@@ -60,8 +60,8 @@ class EntityTally:
 
     def entity(self) -> Entity | None:
         if self.entity_cache is None and self.spellings:
-            attributes = {name: most(counts) for name, counts in sorted(self.values.items()) if counts}
-            self.entity_cache = Entity(self.kind, most(self.spellings), attributes)
+            attributes = {name: most_common(counts) for name, counts in sorted(self.values.items()) if counts}
+            self.entity_cache = Entity(self.kind, most_common(self.spellings), attributes)
         return self.entity_cache
 
 
@@ -71,7 +71,7 @@ def bump(counts: Counter[str], key: str, times: int) -> None:
         del counts[key]
 
 
-def most(counts: Counter[str]) -> str:
+def most_common(counts: Counter[str]) -> str:
     return next(iter(counts)) if len(counts) == 1 else min(counts, key=lambda value: (-counts[value], value))
 
 
@@ -125,11 +125,11 @@ class State:
             part.append(mutation)
             slots.add(slot)
             documents.add(mutation.document)
-            replaced |= self.replaced_by([mutation])
+            replaced |= self.find_replaced([mutation])
         if part:
             yield part
 
-    def replaced_by(self, part: Iterable[Mutation]) -> set[str]:
+    def find_replaced(self, part: Iterable[Mutation]) -> set[str]:
         """Documents that lose a name to a part of a batch."""
         pairs = [
             (mutation.document, self.slots.get((mutation.tenant, mutation.stream, mutation.name))) for mutation in part
@@ -216,17 +216,17 @@ class State:
 
 
 class Before:
-    """What a batch may touch, as it is before the batch: compared with afterwards, it gives the net difference."""
+    """Snapshot of what a batch may touch, before the batch: compared with afterwards, it gives the net difference."""
 
     def __init__(self, state: State, batch: Sequence[Mutation]) -> None:
         self.state = state
         # Of two with one content the first counts, whatever a model made of the second.
         new_contents = {mutation.document: mutation.contents for mutation in reversed(batch)}
-        old = state.replaced_by(batch)
+        old = state.find_replaced(batch)
         self.contents = {**{key: state.contents[key] for key in old if key in state.contents}, **new_contents}
         self.documents = {key: state.documents.get(key) for key in self.contents}
         entities = {key for contents in self.contents.values() for key in contents.mentions}
-        self.entities = {key: entity_of(state.tallies, key) for key in entities}
+        self.entities = {key: merge_tallies(state.tallies, key) for key in entities}
         self.edges = {key: edge for contents in self.contents.values() for key, edge in contents.relations.items()}
         self.relations = {key for key in self.edges if key in state.relations}
 
@@ -245,7 +245,7 @@ class Before:
             elif now is not None and now != document:
                 changes.renamed_documents[key] = now
         for key, entity in self.entities.items():
-            after = entity_of(state.tallies, key)
+            after = merge_tallies(state.tallies, key)
             if after is None and entity is not None:
                 changes.dead_entities.append(key)
             elif after is not None and entity is None:
@@ -260,6 +260,6 @@ class Before:
         return changes
 
 
-def entity_of(tallies: Mapping[str, EntityTally], key: str) -> Entity | None:
+def merge_tallies(tallies: Mapping[str, EntityTally], key: str) -> Entity | None:
     tally = tallies.get(key)
     return tally.entity() if tally is not None else None

@@ -44,22 +44,24 @@ WORD = re.compile(r"(?<![.\w$])[A-Za-z_]\w*")
 def check_reading(cypher: str) -> None:
     """Raises `InvalidInput` (`E-GRAPH-QUERY`) unless the statement is one that reads."""
     if len(cypher) > MAX_CHARS or "\0" in cypher:
-        raise refused(f"it is longer than {MAX_CHARS:,} characters or contains NUL")
+        raise refused_error(f"it is longer than {MAX_CHARS:,} characters or contains NUL")
     bare = QUOTED.sub(" ", cypher).strip()
     if re.search(r"['\"`]", bare):
-        raise refused("a quotation does not end")
+        raise refused_error("a quotation does not end")
     if ";" in bare.rstrip("; \n\t"):
-        raise refused("it is more than one statement")
+        raise refused_error("it is more than one statement")
     words = [word.lower() for word in WORD.findall(bare)]
     if not words or words[0] not in BEGINNINGS:
-        raise refused(f"it begins with {words[0].upper() if words else 'nothing'}, not with MATCH, UNWIND or RETURN")
+        raise refused_error(
+            f"it begins with {words[0].upper() if words else 'nothing'}, not with MATCH, UNWIND or RETURN"
+        )
     if forbidden := next((word for word in words if word in FORBIDDEN), None):
-        raise refused(
+        raise refused_error(
             f"it contains the word {forbidden.upper()}, which does more than read; quote a name with backticks"
         )
 
 
-def refused(why: str) -> InvalidInput:
+def refused_error(why: str) -> InvalidInput:
     return InvalidInput(
         "This Cypher statement is not run.",
         why=f"{why[0].upper()}{why[1:]}.",
@@ -89,13 +91,13 @@ Rows = list[tuple[str, ...]]
 
 
 class Tables:
-    """One open database. Not thread-safe."""
+    """An open database. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         try:
             self.database = ladybug.Database(str(path), buffer_pool_size=POOL_BYTES)
         except RuntimeError as error:
-            raise not_opened(path, str(error)) from error
+            raise not_opened_error(path, str(error)) from error
         self.connection = ladybug.Connection(self.database, num_threads=2)
         for statement in SCHEMA:
             self.connection.execute(statement)
@@ -132,7 +134,7 @@ class Tables:
     def load_touched(self, part: Sequence[Mutation]) -> None:
         """Load what `State.apply` needs besides the keys."""
         state = self.state
-        state.contents = {key: Contents() for key in state.replaced_by(part)}
+        state.contents = {key: Contents() for key in state.find_replaced(part)}
         if state.contents:
             self.load_contents(sorted(state.contents))
         keys = {key for contents in state.contents.values() for key in contents.mentions}
@@ -281,7 +283,7 @@ class Tables:
         return [key for key in documents if key in self.state.documents]
 
     def query(self, cypher: str, parameters: JsonMapping) -> list[JsonObject]:
-        """Rows of somebody else's statement: it can only read, for 30 s, and 100,000 rows."""
+        """Rows of a caller's statement: it can only read, for 30 s, and 100,000 rows."""
         check_reading(cypher)
         self.run("BEGIN TRANSACTION READ ONLY")
         self.connection.set_query_timeout(QUERY_S * 1000)
@@ -357,7 +359,7 @@ def attributes_text(entity: Entity) -> str:
     )
 
 
-def not_opened(path: Path, why: str) -> Conflict | Unavailable:
+def not_opened_error(path: Path, why: str) -> Conflict | Unavailable:
     if "lock" in why.lower():
         return Conflict(
             f"Another process has the graph {path.name} open.",

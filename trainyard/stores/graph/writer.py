@@ -60,14 +60,14 @@ def serve(path: Path, output: int) -> None:
     except TrainyardError as error:
         say({"error": {"kind": type(error).__name__, **error.as_dict()}})
         return
-    threading.Thread(target=load, daemon=True).start()
+    threading.Thread(target=preload_imports, daemon=True).start()
     say({"ok": "ready"})
     for line in sys.stdin.buffer:
         say(answer(tables, line))
     tables.close()
 
 
-def load() -> None:
+def preload_imports() -> None:
     """What the database imports at its first COPY takes half a second: not in the middle of somebody's batch."""
     importlib.import_module("pandas")
 

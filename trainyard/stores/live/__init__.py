@@ -1,1 +1,1 @@
-"""What the service keeps ready for quick answers: the index of jobs and the curves of their metrics."""
+"""Indexes that the service keeps ready: the index of jobs and the curves of their metrics."""

@@ -45,7 +45,7 @@ TOTALS = tuple(name for name in PROGRESS if name.startswith("total"))
 
 
 class StepPace(NamedTuple):
-    """How fast a training has been since its last start: its newest step, when that was done, and seconds a step."""
+    """Speed of a training since its last start: its newest step, when that was done, and seconds a step."""
 
     step: int
     time: float
@@ -53,7 +53,7 @@ class StepPace(NamedTuple):
 
 
 class Position(NamedTuple):
-    """How far the events of a training have been read."""
+    """Read position in the events of a training."""
 
     offset: int = 0
     inode: int = 0
@@ -115,13 +115,13 @@ class CurveStore:
 
     def position(self) -> Position:
         with self.opened() as database:
-            return position_of(database)
+            return read_position(database)
 
     def extend(self, events: Iterable[Event], before: Position, after: Position) -> bool:
         """Add the events between two positions; False if another process has added them meanwhile."""
         with self.opened() as database, database:
             database.execute("begin immediate")
-            if position_of(database) != before:
+            if read_position(database) != before:
                 return False
             Extension(database).add(events)
             write_facts(database, offset=after.offset, inode=after.inode)
@@ -160,12 +160,12 @@ class CurveStore:
             level, group = choose(database, max_points, since, until) if max_points else (0, 1)
             if level == 0 and group == 1:
                 text = "select * from points where step between ? and ? order by step"
-                points = tuple(map(point_of, database.execute(text, (since, until))))
+                points = tuple(map(build_point, database.execute(text, (since, until))))
                 return Resolution(1, points, {}, {}, {})
             metrics, steps = read_facts(database).get("present", []), FACTOR**level * group
             text = f"{rollup(level, group, metrics)} order by bucket"
             rows = database.execute(text, {"from": since // steps, "to": until // steps}).fetchall()
-        return summarized(steps, rows, metrics)
+        return summarize_rows(steps, rows, metrics)
 
 
 @lru_cache(maxsize=64)
@@ -217,7 +217,7 @@ def write_facts(database: sqlite3.Connection, **facts: object) -> None:
     database.executemany("insert or replace into facts values (?, ?)", rows)
 
 
-def position_of(database: sqlite3.Connection) -> Position:
+def read_position(database: sqlite3.Connection) -> Position:
     facts = read_facts(database)
     return Position(facts.get("offset", 0), facts.get("inode", 0))
 
@@ -275,7 +275,7 @@ class Extension:
         series = {
             name: values
             for name, column in zip(MEASURED, columns, strict=True)
-            if any_number(values := numbers(column))
+            if has_number(values := numbers(column))
         }
         self.present |= series.keys()
         write_facts(self.database, present=[name for name in MEASURED if name in self.present])
@@ -283,7 +283,7 @@ class Extension:
         marks = ", ".join("?" * (len(series) + 2))
         rows = zip(steps, times, *series.values(), strict=True)
         self.database.executemany(f"insert or replace into points ({names}) values ({marks})", rows)
-        sum_up(self.database, min(self.points))
+        update_levels(self.database, min(self.points))
         self.points = {}
 
 
@@ -292,7 +292,7 @@ def numbers(column: Sequence[Any]) -> Sequence[float | None]:
     return column if set(map(type, column)) <= {float, NoneType} else tuple(map(number, column))
 
 
-def any_number(column: Sequence[float | None]) -> bool:
+def has_number(column: Sequence[float | None]) -> bool:
     return set(map(type, column)) != {NoneType}
 
 
@@ -303,10 +303,10 @@ def cut(database: sqlite3.Connection, step: int | None) -> None:
             database.execute(f"delete from {table}")
         return
     database.execute("delete from points where step > ?", (step,))
-    sum_up(database, step)
+    update_levels(database, step)
 
 
-def sum_up(database: sqlite3.Connection, first: int) -> None:
+def update_levels(database: sqlite3.Connection, first: int) -> None:
     """Make the rows of every level again that a change of the steps from `first` on concerns."""
     metrics = read_facts(database).get("present", [])
     columns = ", ".join(("bucket", "step", "time", *(f"{name}_{part}" for name in metrics for part in PARTS)))
@@ -319,7 +319,7 @@ def sum_up(database: sqlite3.Connection, first: int) -> None:
 
 def rollup(level: int, group: int, metrics: Sequence[str]) -> str:
     """The statement that makes one row of `group` neighbouring rows of a level, from the row `:from` to `:to`."""
-    key, table = keys(level)
+    key, table = name_level(level)
     parts = [f"max({key}) / {group} as bucket", "max(step) as step", "max(time) as time"]
     for name in metrics:
         if level == 0:
@@ -339,7 +339,7 @@ def rollup(level: int, group: int, metrics: Sequence[str]) -> str:
 def choose(database: sqlite3.Connection, max_points: int, since: int, until: int) -> tuple[int, int]:
     """(level, rows of it in one point) with at most so many points: the finest there is."""
     for level in range(MAX_LEVELS + 1):
-        key, table = keys(level)
+        key, table = name_level(level)
         part = range(since // FACTOR**level, until // FACTOR**level + 1)
         text = f"select count(*) from (select 1 from {table} where {key} >= ? and {key} < ? limit ?)"
         rows = database.execute(text, (part.start, part.stop, FACTOR * max_points + 1)).fetchone()[0]
@@ -352,7 +352,7 @@ def choose(database: sqlite3.Connection, max_points: int, since: int, until: int
 
 def neighbours(database: sqlite3.Connection, level: int, part: range, rows: int, max_points: int) -> int:
     """How many neighbouring rows become one point, at least, so that there are so few; 0 if a whole `FACTOR` does."""
-    key, table = keys(level)
+    key, table = name_level(level)
     for group in range(max(2, -(-rows // max_points)), FACTOR):
         text = f"select count(distinct {key} / {group}) from {table} where {key} >= ? and {key} < ?"
         whole = (part.start // group * group, -(-part.stop // group) * group)
@@ -361,26 +361,26 @@ def neighbours(database: sqlite3.Connection, level: int, part: range, rows: int,
     return 0
 
 
-def keys(level: int) -> tuple[str, str]:
+def name_level(level: int) -> tuple[str, str]:
     """(key, table) of a level."""
     return ("step", "points") if level == 0 else ("bucket", f"level_{level}")
 
 
-def point_of(row: Sequence[object]) -> Point:
+def build_point(row: Sequence[object]) -> Point:
     step, time, *values = row
     return Point(step=step, time=time, **dict(zip(MEASURED, values, strict=True)))
 
 
-def summarized(steps_per_point: int, rows: Sequence[Sequence[Any]], metrics: Sequence[str]) -> Resolution:
+def summarize_rows(steps_per_point: int, rows: Sequence[Sequence[Any]], metrics: Sequence[str]) -> Resolution:
     """Rows of a level, made by `rollup`, as points of their means, and their other values as columns."""
     columns = list(zip(*rows, strict=True)) or [()] * (3 + len(metrics) * len(PARTS))
     _, steps, times, *values = columns
     by_name = {name: dict(zip(PARTS, values[at * len(PARTS) :], strict=False)) for at, name in enumerate(metrics)}
-    means = [mean_of(by_name[name]) if name in by_name else (None,) * len(rows) for name in MEASURED]
-    points = tuple(map(point_of, zip(steps, times, *means, strict=True)))
+    means = [compute_means(by_name[name]) if name in by_name else (None,) * len(rows) for name in MEASURED]
+    points = tuple(map(build_point, zip(steps, times, *means, strict=True)))
     low, high, last = ({name: parts[part] for name, parts in by_name.items()} for part in ("low", "high", "last"))
     return Resolution(steps_per_point, points, low, high, last)
 
 
-def mean_of(parts: dict[str, tuple[Any, ...]]) -> tuple[float | None, ...]:
+def compute_means(parts: dict[str, tuple[Any, ...]]) -> tuple[float | None, ...]:
     return tuple(total / n if n else None for total, n in zip(parts["sum"], parts["n"], strict=True))

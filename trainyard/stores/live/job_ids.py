@@ -57,7 +57,7 @@ def derive_job_id(run_id: str) -> str:
     return f"job-{run_id.replace('-', '').lower()[-2 * ID_BYTES :]}"
 
 
-def job_id_of(run_id: str, tags: Iterable[str]) -> str:
+def find_job_id(run_id: str, tags: Iterable[str]) -> str:
     """Return the id of a job by its run's tags; derived where they have none."""
     return next((tag for tag in sorted(tags) if JOB_ID.fullmatch(tag)), "") or derive_job_id(run_id)
 
@@ -65,26 +65,26 @@ def job_id_of(run_id: str, tags: Iterable[str]) -> str:
 def name_run(run_id: str, tags: Iterable[str]) -> str:
     """Return what a user types to name a run: the job's id, or the run's own where no trainer is part of it."""
     tags = set(tags)
-    return job_id_of(run_id, tags) if JOB_TAG in tags else run_id
+    return find_job_id(run_id, tags) if JOB_TAG in tags else run_id
 
 
 def job_tags(run_id: str, tags: Iterable[str]) -> set[str]:
     """Return the tags of a run that was found to have a trainer: what it has, and those of a job."""
     tags = set(tags)
-    return tags | {JOB_TAG, job_id_of(run_id, tags)}
+    return tags | {JOB_TAG, find_job_id(run_id, tags)}
 
 
-def continued_run(tags: Iterable[str]) -> str:
+def find_continued_run(tags: Iterable[str]) -> str:
     """Return the run whose work a retried job continues; empty for any other."""
     return next((tag.removeprefix(CONTINUES_TAG) for tag in sorted(tags) if tag.startswith(CONTINUES_TAG)), "")
 
 
-def tenant_of(tags: Iterable[str]) -> str:
+def find_tenant(tags: Iterable[str]) -> str:
     """Whose a run is by its tags; empty if they do not say."""
     return next((tag.removeprefix(TENANT_TAG) for tag in sorted(tags) if tag.startswith(TENANT_TAG)), "")
 
 
-def group_of(tags: Iterable[str]) -> str:
+def find_group(tags: Iterable[str]) -> str:
     """Return the group of a run by its tags: the one that a user named, else its sweep; empty for a run of none."""
     tags = sorted(tags)
     named = (tag.removeprefix(prefix) for prefix in (GROUP_TAG, SWEEP_TAG) for tag in tags if tag.startswith(prefix))
@@ -102,7 +102,7 @@ def name_patterns(word: str) -> tuple[str, str, str]:
     return literal, suffixed, f"{suffixed}-[1-9]*"
 
 
-def given_name(name: str) -> str:
+def find_given_name(name: str) -> str:
     """Return the name that a run's job or chain was given: `guide` of `guide-1f2e3d4c-2`."""
     return re.sub(rf"-[0-9a-f]{{{DIGEST_LENGTH}}}(-[1-9][0-9]*)?$", "", name) or name
 
@@ -114,7 +114,7 @@ def is_named(word: str, name: str) -> bool:
 
 def is_meant(word: str, run_id: str, name: str, tags: Iterable[str]) -> bool:
     """Return whether a word names a run: by the beginning of one of its ids, or by its name."""
-    ids = (run_id, job_id_of(run_id, tags))
+    ids = (run_id, find_job_id(run_id, tags))
     return is_named(word, name) or (bool(word) and any(full_id.startswith(word.lower()) for full_id in ids))
 
 
@@ -144,7 +144,7 @@ def read_facts(tags: Iterable[str], parameters: JsonMapping) -> dict[str, str]:
     job, publish = parameters.get("job"), parameters.get("publish")
     source = next((value for value in (chain, job, publish) if isinstance(value, Mapping)), {})
     facts = trainer_facts(job) if isinstance(job, Mapping) else chain_facts(chain or {})
-    return {"tenant": tenant_of(tags) or str(source.get("tenant") or DEFAULT_TENANT), **facts}
+    return {"tenant": find_tenant(tags) or str(source.get("tenant") or DEFAULT_TENANT), **facts}
 
 
 def trainer_facts(config: JsonMapping) -> dict[str, str]:
@@ -153,11 +153,11 @@ def trainer_facts(config: JsonMapping) -> dict[str, str]:
         settings = spell_out(job_words(config))
     except (ValueError, TypeError):  # settings of another version: nobody can read them, and a list shows the job
         settings = {}
-    facts = {name: word_of(settings.get(name) or default) for name, default in DEFAULTS.items()}
+    facts = {name: read_word(settings.get(name) or default) for name, default in DEFAULTS.items()}
     return facts | {"base_model": str(settings.get("base_model") or "")}
 
 
-def word_of(value: object) -> str:
+def read_word(value: object) -> str:
     """Return the word of a value on an axis: itself, or the `type` of its settings."""
     if isinstance(value, Mapping):
         return str(value.get("type", ""))

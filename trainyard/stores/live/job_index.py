@@ -27,7 +27,7 @@ import orjson
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping
 from trainyard.spec.states import JobState
-from trainyard.stores.live.job_ids import GROUP_TAG, SWEEP_TAG, group_of, is_named, name_patterns
+from trainyard.stores.live.job_ids import GROUP_TAG, SWEEP_TAG, find_group, is_named, name_patterns
 
 VERSION = 2
 """Of the tables: a file of another version is made again."""
@@ -75,7 +75,7 @@ Stamp = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class JobQuery:
-    """Which jobs are wanted; "" and None leave a field open."""
+    """Filter of jobs; "" and None leave a field open."""
 
     tenant: str = ""
     state: JobState | None = None
@@ -97,10 +97,10 @@ class JobQuery:
             all(row.get(name) == value for name, value in exact.items())
             and (not self.name or is_named(self.name, str(row.get("name") or "")))
             and self.state in (None, row["state"])
-            and self.text.lower() in text_of(row)
-            and self.group in ("", group_of(row.get("tags", ())))
+            and self.text.lower() in dump_row(row)
+            and self.group in ("", find_group(row.get("tags", ())))
             and (self.since is None or (row["created"] or 0.0) >= self.since.timestamp())
-            and (self.after is None or place_of(row) < self.after)
+            and (self.after is None or sort_key(row) < self.after)
         )
 
 
@@ -111,13 +111,13 @@ class JobPage(NamedTuple):
     next: str
 
 
-def page_of(rows: Sequence[Row], limit: int) -> JobPage:
+def build_page(rows: Sequence[Row], limit: int) -> JobPage:
     """Return the first `limit` of some more rows."""
     more = len(rows) > limit
-    return JobPage(list(rows[:limit]), write_cursor(place_of(rows[limit - 1])) if more else "")
+    return JobPage(list(rows[:limit]), write_cursor(sort_key(rows[limit - 1])) if more else "")
 
 
-def place_of(row: JsonMapping) -> tuple[float, str]:
+def sort_key(row: JsonMapping) -> tuple[float, str]:
     """Where a job is in the order of lists: when it was created, then its run. Neither ever changes."""
     return row["created"] or 0.0, row["run_id"]
 
@@ -141,13 +141,13 @@ def read_cursor(cursor: str) -> tuple[float, str]:
         ) from error
 
 
-def text_of(row: JsonMapping) -> str:
+def dump_row(row: JsonMapping) -> str:
     texts = [*(str(row.get(name) or "") for name in TEXTS), *row.get("tags", ())]
     return "\n".join(texts).lower()
 
 
 class Freshness(NamedTuple):
-    """How new the rows of an index are."""
+    """Freshness of the rows of an index."""
 
     synced_at: float | None
     """When they were last known to be those of Prefect; None before the first time."""
@@ -181,7 +181,7 @@ class IndexReaders(threading.local):
 
     def connection(self, path: Path) -> sqlite3.Connection:
         """Raises `FileNotFoundError`, and `sqlite3.DatabaseError` as `connect` does."""
-        stamp = stamp_of(path)
+        stamp = read_stamp(path)
         reader = self.readers.get(path)
         if reader is None or reader.stamp != stamp:
             self.drop(path)
@@ -194,7 +194,7 @@ class IndexReaders(threading.local):
         self.readers.pop(path, None)
 
 
-def stamp_of(path: Path) -> Stamp:
+def read_stamp(path: Path) -> Stamp:
     """Return what differs for another file, for one that something else has written over, and in a forked process.
 
     In SQLite's write-ahead mode the file itself changes only when its log is copied into it.
@@ -238,7 +238,7 @@ class JobIndex:
         """Return the jobs of a query, the newest first."""
         where, values = conditions(query)
         text = f"select row from jobs {where} order by created desc, run_id desc limit ?"
-        return page_of([read_row(blob) for (blob,) in self.query(text, *values, query.limit + 1)], query.limit)
+        return build_page([read_row(blob) for (blob,) in self.query(text, *values, query.limit + 1)], query.limit)
 
     def count_by_state(self) -> dict[str, int]:
         """Return how many jobs are in each state that any is in."""
@@ -271,7 +271,7 @@ class JobIndex:
             rows = self.query(text, word, word + LAST_CHARACTER, tenant, tenant, MOST_MATCHES)
         return [read_row(blob) for (blob,) in rows]
 
-    def rows_of(self, run_ids: Iterable[str]) -> dict[str, Row]:
+    def read_rows(self, run_ids: Iterable[str]) -> dict[str, Row]:
         """The rows of these runs that are there."""
         ids, rows = sorted(run_ids), dict[str, Row]()
         for start in range(0, len(ids), AT_ONCE):
@@ -399,7 +399,7 @@ def put_row(database: sqlite3.Connection, row: Row, seen: float) -> bool:
         return False
     values: Row = {name: row.get(name) or "" for name in COLUMNS}
     is_open = JobState(row["state"]) not in ENDED
-    values |= {"created": row["created"] or 0.0, "open": int(is_open), "seen": seen, "text": text_of(row)}
+    values |= {"created": row["created"] or 0.0, "open": int(is_open), "seen": seen, "text": dump_row(row)}
     text = f"insert or replace into jobs values ({', '.join('?' * (len(COLUMNS) + 1))})"
     database.execute(text, (*(values[name] for name in COLUMNS), blob))
     count_change(database)

@@ -59,13 +59,13 @@ class LocalMarkers(records.LeasedMarkers):
 
     def claim(self, marker: Marker, owner: Owner) -> Claim | None:
         with translate_os_errors("The marker was not claimed"), self._locked():
-            state = self._settled(marker.name)
+            state = self._settle_state(marker.name)
             if state not in (MarkerState.PENDING, MarkerState.CLAIMED):
                 return None
             record = self._read(marker.name, state)
             if state is MarkerState.CLAIMED and not self._stale(record):
                 return None
-            claimed = self._renewed(replace(record, owner=owner, fence=record.fence + 1))
+            claimed = self._renew(replace(record, owner=owner, fence=record.fence + 1))
             self._write(marker.name, state, claimed)
             self.at("marker.claim-written")
             if state is MarkerState.PENDING:
@@ -75,7 +75,7 @@ class LocalMarkers(records.LeasedMarkers):
 
     def heartbeat(self, claim: Claim) -> Claim:
         with translate_os_errors("The claim was not renewed"), self._locked():
-            renewed = self._renewed(self._require_claimed(claim))
+            renewed = self._renew(self._require_claimed(claim))
             self._write(claim.marker.name, MarkerState.CLAIMED, renewed)
             self.at("marker.renewed")
             return renewed.claim()
@@ -100,7 +100,7 @@ class LocalMarkers(records.LeasedMarkers):
     def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: JsonObject | None = None) -> None:
         name = claim.marker.name
         with translate_os_errors("The marker was not finished"), self._locked():
-            if self._settled(name) is state and self._read(name, state).fence == claim.fence:
+            if self._settle_state(name) is state and self._read(name, state).fence == claim.fence:
                 return
             record = self._require_claimed(claim)
             attempts = record.attempts + (state is MarkerState.PENDING)
@@ -111,7 +111,7 @@ class LocalMarkers(records.LeasedMarkers):
             self.at("marker.ended")
 
     def _require_claimed(self, claim: Claim) -> MarkerRecord:
-        state = self._settled(claim.marker.name)
+        state = self._settle_state(claim.marker.name)
         record = self._read(claim.marker.name, state) if state else None
         if record is None or not record.belongs_to(claim):
             raise records.make_lost_error(claim, record)
@@ -140,7 +140,7 @@ class LocalMarkers(records.LeasedMarkers):
         states = [state for state in MarkerState if self.files.exists(self._path(name, state))]
         return states[-1] if states else None
 
-    def _settled(self, name: str) -> MarkerState | None:
+    def _settle_state(self, name: str) -> MarkerState | None:
         """The state, after removing the old name that a crash amid link and unlink leaves (no RENAME_NOREPLACE)."""
         states = [state for state in MarkerState if self.files.exists(self._path(name, state))]
         for state in states[:-1]:

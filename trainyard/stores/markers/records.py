@@ -1,4 +1,4 @@
-"""What a marker is, what a claim is, and when an owner counts as gone: the same for folders and object stores."""
+"""Records of markers, claims and owners: the same for folders and object stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.json_types import JsonObject
 from trainyard.stores.clock import Clock, RealClock
 from trainyard.stores.processes import Start, boot_id, find_process, process_start
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 
 LEASE_S = 300.0
 """A claim lives so long without a heartbeat: ten polls of a worker, and more than a slow checkpoint write."""
@@ -43,7 +43,7 @@ class MarkerState(StrEnum):
 
 @dataclass(frozen=True)
 class Marker:
-    """One bucket that is ready, and the immutable snapshot that it means. Raises `InvalidInput` (`E-NAME`)."""
+    """A bucket that is ready, and the immutable snapshot that it means. Raises `InvalidInput` (`E-NAME`)."""
 
     run: str
     """What found it ready, such as `20270114T2300`."""
@@ -72,7 +72,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class Owner:
-    """One process on one machine since one boot: a pid alone comes back after a while."""
+    """A process on one machine since one boot: a pid alone comes back after a while."""
 
     host: str
     pid: int
@@ -123,7 +123,7 @@ class MarkerRecord:
 
     def to_json(self) -> bytes:
         body = {name: value for name, value in asdict(self).items() if name != "generation"}
-        return json.dumps(versioned("marker", body), indent=1, sort_keys=True).encode()
+        return json.dumps(add_version("marker", body), indent=1, sort_keys=True).encode()
 
     @staticmethod
     def from_json(name: str, content: bytes, *, generation: int = 0) -> MarkerRecord:
@@ -147,7 +147,7 @@ Alive = Callable[[Owner], bool | None]
 
 
 class MarkerStore(Protocol):
-    """Where markers are kept. Every method is safe for any number of processes."""
+    """Store of markers. Every method is safe for any number of processes."""
 
     def publish(self, marker: Marker) -> bool:
         """Make it pending; False when a marker of this name is there already, whatever its state."""
@@ -184,7 +184,7 @@ class MarkerStore(Protocol):
 
 
 class LeasedMarkers(MarkerStore):
-    """What both places have in common: leases by a clock, and the ways in which a claim ends."""
+    """Base class of both stores: leases by a clock, and the ways in which a claim ends."""
 
     def __init__(
         self, clock: Clock | None, lease_s: float, alive: Alive, at: Callable[[str], None], skew_s: float = 0.0
@@ -205,7 +205,7 @@ class LeasedMarkers(MarkerStore):
     def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: JsonObject | None = None) -> None:
         """Move a claim that is still ours to a state; doing it twice adds nothing."""
 
-    def _renewed(self, record: MarkerRecord) -> MarkerRecord:
+    def _renew(self, record: MarkerRecord) -> MarkerRecord:
         return renew_claim(record, self.clock, self.lease_s)
 
     def _stale(self, record: MarkerRecord) -> bool:
@@ -269,7 +269,7 @@ def owner_alive(owner: Owner) -> bool | None:
     return find_process(owner.pid, owner.create_time) is not None
 
 
-def this_owner() -> Owner:
+def find_owner() -> Owner:
     """Return the calling process."""
     return Owner(socket.gethostname(), os.getpid(), process_start(), boot_id())
 

@@ -25,7 +25,7 @@ from trainyard.json_types import JsonObject
 from trainyard.stores.clock import Clock
 from trainyard.stores.markers import records
 from trainyard.stores.markers.records import Claim, Marker, MarkerRecord, MarkerState, Owner
-from trainyard.stores.objects.store import ObjectInfo, ObjectStore, checked_name
+from trainyard.stores.objects.store import ObjectInfo, ObjectStore, check_name
 
 SKEW_S = 30.0
 MOST_LOOKS = 10
@@ -49,7 +49,7 @@ class ObjectMarkers(records.LeasedMarkers):
         at: Callable[[str], None] = ignore,
     ) -> None:
         super().__init__(clock, lease_s, alive, at, SKEW_S)
-        self.store, self.prefix = store, checked_name(prefix)
+        self.store, self.prefix = store, check_name(prefix)
 
     def publish(self, marker: Marker) -> bool:
         self.at("marker.publishing")
@@ -78,7 +78,7 @@ class ObjectMarkers(records.LeasedMarkers):
             there = there and replace(there, generation=0)
         if there is None or there.state in ENDED or (there.state is MarkerState.CLAIMED and not self._stale(there)):
             return None
-        claimed = self._renewed(replace(there, owner=owner, fence=there.fence + 1))
+        claimed = self._renew(replace(there, owner=owner, fence=there.fence + 1))
         try:
             info = self._put(marker.name, MarkerState.CLAIMED, claimed, there.generation)
         except Conflict:
@@ -87,7 +87,7 @@ class ObjectMarkers(records.LeasedMarkers):
         return replace(claimed, generation=info.generation).claim()
 
     def heartbeat(self, claim: Claim) -> Claim:
-        record = self._change(claim, self._renewed)
+        record = self._change(claim, self._renew)
         self.at("marker.renewed")
         return record.claim()
 

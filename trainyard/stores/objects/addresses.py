@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.stores.objects.local import FolderStore
-from trainyard.stores.objects.store import ObjectSettings, ObjectStore, checked_name
+from trainyard.stores.objects.store import ObjectSettings, ObjectStore, check_name
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
@@ -26,7 +26,7 @@ def open_store(address: str, settings: ObjectSettings | None = None) -> ObjectSt
         return FolderStore(Path("/") / prefix)
     if parts.scheme == "gs" and _BUCKET.fullmatch(parts.netloc):
         if prefix:
-            checked_name(prefix)
+            check_name(prefix)
         return open_bucket(parts.netloc, prefix, settings or ObjectSettings())
     raise wrong_address(address, "Known are file:///folder and gs://bucket/prefix.")
 

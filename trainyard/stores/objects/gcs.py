@@ -34,7 +34,7 @@ from trainyard.errors import TrainyardError, Unavailable
 from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.objects import store
-from trainyard.stores.objects.store import Metadata, ObjectInfo, ObjectSettings, checked_name
+from trainyard.stores.objects.store import Metadata, ObjectInfo, ObjectSettings, check_name
 from trainyard.stores.whole import new_file
 
 WRITER = "trainyard-write"
@@ -110,7 +110,7 @@ class GcsStore:
             except api.PreconditionFailed as error:
                 there = self._look(name)
                 if there is None or (there.metadata or {}).get(WRITER) != word:
-                    raise self._failed(name, if_generation_match, there) from error
+                    raise self._build_failure(name, if_generation_match, there) from error
                 blob = there
         return self._info(blob)
 
@@ -144,7 +144,7 @@ class GcsStore:
             with self._asking("removed", name):
                 self._blob(name).delete(if_generation_match=if_generation_match, **patience.arguments())
         except api.PreconditionFailed as error:
-            raise self._failed(name, if_generation_match, self._look(name)) from error
+            raise self._build_failure(name, if_generation_match, self._look(name)) from error
         except LookupError:
             return patience.retries > 0  # gone at a retry: an earlier try removed it, only its answer was lost
         return True
@@ -168,14 +168,14 @@ class GcsStore:
             return self.bucket.get_blob(self._blob(name).name, **Patience(self.settings).arguments())
 
     def _blob(self, name: str, generation: int | None = None) -> storage.Blob:
-        return self.bucket.blob(self.prefix + checked_name(name), generation=generation)
+        return self.bucket.blob(self.prefix + check_name(name), generation=generation)
 
     def _info(self, blob: storage.Blob) -> ObjectInfo:
         metadata = {key: value for key, value in (blob.metadata or {}).items() if key != WRITER}
         name = blob.name.removeprefix(self.prefix)
         return ObjectInfo(name, int(blob.generation or 0), int(blob.size or 0), blob.crc32c or "", metadata)
 
-    def _failed(self, name: str, generation: int | None, there: storage.Blob | None) -> TrainyardError:
+    def _build_failure(self, name: str, generation: int | None, there: storage.Blob | None) -> TrainyardError:
         return store.precondition_failed(name, generation or 0, self._info(there) if there else None)
 
     @contextmanager

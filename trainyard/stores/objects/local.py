@@ -21,8 +21,8 @@ from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput
 from trainyard.stores.files import DISK, Files, make_folders, require_inside, translate_os_errors
 from trainyard.stores.objects import store
-from trainyard.stores.objects.store import Metadata, ObjectInfo, checked_name, crc32c
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.objects.store import Metadata, ObjectInfo, check_name, crc32c
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_whole
 
 BOOKS = ".objects"
@@ -33,7 +33,7 @@ POINTS = ("object.bytes-written", "object.announced", "object.renamed", "object.
 
 @dataclass(frozen=True)
 class Book:
-    """What the store knows about one name."""
+    """Record of the store about one name."""
 
     last: int = 0
     """The highest generation that was given out."""
@@ -42,7 +42,7 @@ class Book:
 
     def to_json(self) -> bytes:
         parts = {word: vars(info) if info else None for word, info in (("now", self.now), ("next", self.next))}
-        return json.dumps(versioned("object", {"last": self.last, **parts}), sort_keys=True).encode()
+        return json.dumps(add_version("object", {"last": self.last, **parts}), sort_keys=True).encode()
 
     @staticmethod
     def from_json(name: str, content: bytes) -> Book:
@@ -137,7 +137,7 @@ class FolderStore:
 
     def _path(self, name: str) -> Path:
         """Where the bytes are, after a check that neither the name nor a link leads out of the root."""
-        return require_inside(self.root, self.root / checked_name(name), f"The object {name}", "its store")
+        return require_inside(self.root, self.root / check_name(name), f"The object {name}", "its store")
 
     def _book(self, name: str) -> Book:
         """Return what is known, settled: after a crash the bytes themselves say whether the announced write came."""

@@ -1,4 +1,4 @@
-"""One contract for an object store, whether it is a folder or a bucket.
+"""Contract of object stores, in a folder or a bucket.
 
     store = open_store("gs://our-weights/trainyard")          or file:///srv/weights
     store.put("acme/coder/v3/manifest.json", data, if_generation_match=0)      create, never overwrite
@@ -41,7 +41,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """One object as it was written."""
+    """An object as it was written."""
 
     name: str
     generation: int
@@ -54,7 +54,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class ObjectSettings:
-    """How patient a client of a remote store is."""
+    """Timeouts and retries of a client of a remote store."""
 
     deadline_s: float = 120.0
     """Of one operation with all its retries."""
@@ -100,7 +100,7 @@ def crc32c(data: bytes) -> str:
     return base64.b64encode(value.to_bytes(4, "big")).decode("ascii")
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """An object name that means the same in a folder and in a bucket, and stays inside. Raises `InvalidInput`."""
     segments = name.split("/")
     problem = ""

@@ -36,7 +36,7 @@ def pointer(tenant: str, role: str) -> str:
     return f"adapters/{tenant}/{role}/live.json"
 
 
-def published_number(objects: ObjectStore, tenant: str, role: str) -> int | None:
+def read_published_number(objects: ObjectStore, tenant: str, role: str) -> int | None:
     """Return the number of the version that is live in the object store; None if none is."""
     name = pointer(tenant, role)
     return int(orjson.loads(objects.get(name))["version"]) if objects.head(name) is not None else None
@@ -64,7 +64,7 @@ def upload(
 
     Raises `Conflict` (`E-PUBLISH`) when another adapter has this number there.
     """
-    prefix, manifest = version_prefix(version.tenant, version.role, version.version), manifest_of(version)
+    prefix, manifest = version_prefix(version.tenant, version.role, version.version), build_manifest(version)
     if objects.head(f"{prefix}/{MANIFEST}") is None:
         for name in sorted(version.files):
             sure()
@@ -89,7 +89,7 @@ def upload_file(files: Files, objects: ObjectStore, path: Path, name: str, sha25
             raise
 
 
-def manifest_of(version: AdapterVersion) -> bytes:
+def build_manifest(version: AdapterVersion) -> bytes:
     """Return the manifest: the names and digests of the files, and where they came from."""
     return canonical_json(
         {
@@ -115,7 +115,7 @@ def make_conflict(version: AdapterVersion) -> Conflict:
 def is_uploaded(objects: ObjectStore, version: AdapterVersion) -> bool:
     """Whether a reader gets what this version is: the manifest, and the size and the digest of each file."""
     prefix = version_prefix(version.tenant, version.role, version.version)
-    same = objects.get(f"{prefix}/{MANIFEST}") == manifest_of(version)
+    same = objects.get(f"{prefix}/{MANIFEST}") == build_manifest(version)
     for name, entry in version.files.items():
         there = objects.head(f"{prefix}/{name}")
         facts = (there.size, there.metadata.get("sha256")) if there is not None else None

@@ -1,1 +1,1 @@
-"""Who may ask what over a network: checks of requests, callers, limits, TLS. Imports neither Prefect nor torch."""
+"""Access over a network: checks of requests, callers, limits, TLS. Imports neither Prefect nor torch."""

@@ -1,4 +1,4 @@
-"""Who a request comes from: the caller of its token, of the home's own string, or of a browser's login.
+"""Authentication of requests: the caller of its token, of the home's own string, or of a browser's login.
 
 Authorization: Bearer ty_…              a token that `trainyard tokens create` made
 Authorization: Bearer | Basic STRING    the string of this home, whole or its part after the colon: everything
@@ -34,7 +34,7 @@ LOGIN_AGAIN = "Send the header Authorization: Bearer TOKEN; `trainyard tokens cr
 
 @dataclass
 class Authenticator:
-    """What knows the callers of a home. With `everybody`, who reaches this server is its owner (`--no-auth`)."""
+    """Authenticator of the callers of a home. With `everybody`, who reaches this server is its owner (`--no-auth`)."""
 
     settings: Settings
     everybody: bool = False
@@ -49,10 +49,10 @@ class Authenticator:
         if self.everybody:
             return REMOTE_OWNER
         if "authorization" in headers:
-            return self.caller_of_credentials(token_of(headers["authorization"]), address)[0]
+            return self.caller_of_credentials(parse_token(headers["authorization"]), address)[0]
         if API_KEY_HEADER in headers:
             return self.caller_of_credentials(headers[API_KEY_HEADER].removeprefix(API_KEY_PREFIX), address)[0]
-        cookie = self.cookie_of(headers)
+        cookie = self.read_cookie(headers)
         if not cookie:
             raise Denied("There is no token.", do=LOGIN_AGAIN, code="E-AUTH")
         caller = self.caller_of_cookie(cookie)
@@ -69,7 +69,7 @@ class Authenticator:
         """Return the caller of a token or of the home's string, and the token's id. Raises as `authenticate` does."""
         if credentials.startswith(PREFIX):
             if (record := self.tokens.find(credentials)) is not None:
-                return caller_of(record), record.id
+                return build_caller(record), record.id
             raise Denied("The token is wrong, or was revoked, or has expired.", do=LOGIN_AGAIN, code="E-AUTH")
         self.wrong.require_patience(address)
         text = read_auth(self.settings) or ""
@@ -105,14 +105,14 @@ class Authenticator:
         record = self.tokens.find_by_id(token_id) if token_id is not None else None
         if record is None:
             raise Denied("The login has ended.", do="Log in again.", code="E-AUTH")
-        return caller_of(record)
+        return build_caller(record)
 
     @property
     def cookie_name(self) -> str:
         """Return one for each home: browsers send a cookie to every port of a host."""
         return f"trainyard_{hashlib.sha256(str(self.settings.home).encode()).hexdigest()[:8]}"
 
-    def cookie_of(self, headers: Mapping[str, str]) -> str:
+    def read_cookie(self, headers: Mapping[str, str]) -> str:
         """Return the cookie of a browser's login; empty without one."""
         try:
             caller = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
@@ -121,11 +121,11 @@ class Authenticator:
         return caller.value if caller is not None else ""
 
 
-def caller_of(record: TokenRecord) -> Caller:
+def build_caller(record: TokenRecord) -> Caller:
     return Caller(record.name, Scope(record.scope), record.tenant, remote=True, token_id=record.id)
 
 
-def token_of(header: str) -> str:
+def parse_token(header: str) -> str:
     """Return the token of an Authorization header: of Bearer, or the user and password of Basic."""
     scheme, _, token = header.partition(" ")
     if scheme.lower() == "basic":

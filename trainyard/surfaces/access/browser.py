@@ -22,13 +22,13 @@ from trainyard.json_types import JsonObject
 from trainyard.stores.secret_files import CODE_PREFIX, LOGIN_S, forgery_token
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.entrance import LOGIN, caller_of_request
-from trainyard.surfaces.bodies import read_request, trace_of
+from trainyard.surfaces.bodies import read_request, read_trace_id
 
 LOGOUT = "/api/v1/logout"
 
 
 class LoginInput(BaseModel):
-    """What logs a browser in."""
+    """Login of a browser."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,10 +55,10 @@ def add_logins(app: Starlette, authenticator: Authenticator) -> None:
             else:
                 caller, token_id = authenticator.caller_of_credentials(token, address)
         except Denied as error:
-            record_event(authenticator.settings, "login", "", trace_of(request), error)
+            record_event(authenticator.settings, "login", "", read_trace_id(request), error)
             raise
         cookie = authenticator.logins.begin(token_id)
-        record_event(authenticator.settings, "login", caller.name, trace_of(request))
+        record_event(authenticator.settings, "login", caller.name, read_trace_id(request))
         answer = JSONResponse(facts(caller, cookie))
         answer.set_cookie(
             authenticator.cookie_name, cookie, max_age=LOGIN_S, path="/", httponly=True, samesite="strict",
@@ -67,11 +67,11 @@ def add_logins(app: Starlette, authenticator: Authenticator) -> None:
         return answer
 
     async def show_caller(request: Request) -> Response:
-        return JSONResponse(facts(caller_of_request(request), authenticator.cookie_of(request.headers)))
+        return JSONResponse(facts(caller_of_request(request), authenticator.read_cookie(request.headers)))
 
     async def log_out(request: Request) -> Response:
-        await anyio.to_thread.run_sync(authenticator.logins.end, authenticator.cookie_of(request.headers))
-        record_event(authenticator.settings, "logout", caller_of_request(request).name, trace_of(request))
+        await anyio.to_thread.run_sync(authenticator.logins.end, authenticator.read_cookie(request.headers))
+        record_event(authenticator.settings, "logout", caller_of_request(request).name, read_trace_id(request))
         answer = Response(status_code=204)
         answer.delete_cookie(authenticator.cookie_name, path="/", httponly=True, samesite="strict")
         return answer

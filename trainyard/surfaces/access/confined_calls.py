@@ -61,7 +61,7 @@ MEMORY_EXIT = 70
 
 @dataclass
 class CallSlots:
-    """Who works and who waits: some children at a time, few of them for one caller."""
+    """Queue of child processes: some children at a time, few of them for one caller."""
 
     most: int
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -117,7 +117,7 @@ class ChildCalls:
         self.processes = multiprocessing.get_context("forkserver")
         self.processes.set_forkserver_preload(list(PRELOADED))
 
-    def carry_out(self, name: str, request: Any, context: Context) -> Any:
+    def run_operation(self, name: str, request: Any, context: Context) -> Any:
         """Return the response of an operation.
 
         Raises what it raises, `TooMany` (`E-RATE`), `LimitExceeded` (`E-LIMIT`) for one that took too much, and
@@ -135,7 +135,7 @@ class ChildCalls:
                     childs.close()
                 context.departure.on_leaving(child.kill)
                 try:
-                    return result_of(child, receiver, name, context)
+                    return receive_result(child, receiver, name, context)
                 finally:
                     context.departure.forget(child.kill)
                     child.kill()
@@ -149,7 +149,7 @@ def facts_for_child(context: Context) -> dict[str, object]:
     return {name: getattr(context, name) for name in names}
 
 
-def result_of(child: ForkServerProcess, receiver: Connection, name: str, context: Context) -> Any:
+def receive_result(child: ForkServerProcess, receiver: Connection, name: str, context: Context) -> Any:
     """Report what a child says until it has the result. Raises the error that it met, or that of its limit."""
     callbacks: dict[str, Callable[[Any], None]] = {
         "say": context.say,

@@ -1,9 +1,9 @@
-"""Where every request to the service comes in: checked, counted and with its caller, before the application sees it.
+"""Entrance of every request to the service: checked, counted and with its caller, before the application sees it.
 
     client -> Guard (Host, Origin, types) -> Entrance (lengths, caller, rate, place) -> application
 
 Both are plain ASGI: an answer that is a stream passes through as it is made. What has no caller gets 401 for every path
-but the few of `OPEN`, so that nobody learns which paths there are.
+but the few of `OPEN`, so that the existing paths stay unknown.
 
 Bodies of requests without a caller: short ones, soon, and few at a time.
 
@@ -33,7 +33,7 @@ from trainyard.app.access.limits import (
     MOST_OF_CALLERS,
     CallerRates,
     OpenRequests,
-    network_of,
+    find_network,
 )
 from trainyard.app.context import Caller
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
@@ -45,7 +45,7 @@ from trainyard.surfaces.bodies import (
     MAX_TINKER_BYTES,
     PROTOBUF_TYPE,
     TENSORS_TYPE,
-    trace_of,
+    read_trace_id,
 )
 from trainyard.surfaces.openai.prefix import takes_files
 from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem
@@ -171,9 +171,9 @@ class Entrance:
                     receive = whole_body(await self.bodies.receive(receive), receive)
                 exit_stack.enter_context(self.reserve_slot(scope))
             except LateBody as error:
-                return await refusal_of(error, scope, 408)(scope, receive, send)
+                return await build_refusal(error, scope, 408)(scope, receive, send)
             except TrainyardError as error:
-                return await refusal_of(error, scope)(scope, receive, send)
+                return await build_refusal(error, scope)(scope, receive, send)
             await self.app(scope, cap_body(receive, limit), send)
 
     def reserve_slot(self, scope: Scope) -> AbstractContextManager[None]:
@@ -181,7 +181,7 @@ class Entrance:
         caller: Caller | None = scope.get(CALLER)
         if caller is not None:
             return self.callers.reserve_slot(caller.name)
-        return self.addresses.reserve_slot(network_of((scope.get("client") or ("",))[0]))
+        return self.addresses.reserve_slot(find_network((scope.get("client") or ("",))[0]))
 
     def admit(self, scope: Scope) -> int:
         """Put the caller into the scope, and return how long the body may be. Raises what refuses the request."""
@@ -190,7 +190,7 @@ class Entrance:
         limit = longest_body(scope, headers, self.authenticator.settings.upload_mb << 20)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
-            raise too_long(limit)
+            raise long_body_error(limit)
         address = (scope.get("client") or ("",))[0]
         reads_page = scope["method"] in ("GET", "HEAD") and is_page(scope["path"])
         reads_link = scope["method"] == "GET" and scope["path"].startswith(LINKS)
@@ -253,7 +253,7 @@ def media_type(headers: Headers) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def too_long(limit: int) -> LimitExceeded:
+def long_body_error(limit: int) -> LimitExceeded:
     return LimitExceeded(f"The body is longer than {limit:,} bytes.", do="Send less at a time.", code="E-BODY-LENGTH")
 
 
@@ -267,7 +267,7 @@ def cap_body(receive: Receive, limit: int) -> Receive:
         if message["type"] == "http.request":
             seen += len(message.get("body", b""))
             if seen > limit:
-                raise too_long(limit)
+                raise long_body_error(limit)
         return message
 
     return receiving
@@ -286,12 +286,12 @@ def add_policy(send: Send, policy: bytes) -> Send:
     return sending
 
 
-def refusal_of(error: TrainyardError, scope: Scope, status: int = 0) -> Response:
+def build_refusal(error: TrainyardError, scope: Scope, status: int = 0) -> Response:
     """Return the problem document in place of the application's answer."""
-    return answer_problem(error, trace_of(Request(scope)), status=status)
+    return answer_problem(error, read_trace_id(Request(scope)), status=status)
 
 
-def as_problem(refusal: Refusal) -> RefusalBody:
+def build_problem_body(refusal: Refusal) -> RefusalBody:
     """Return a refusal of the guard as the service words its own."""
     answer = answer_problem(InvalidInput(refusal.text, code=refusal.code), status=refusal.status)
     return RefusalBody(bytes(answer.body), MEDIA_TYPE)
@@ -304,7 +304,7 @@ def protect(
     settings = authenticator.settings
     entrance = Entrance(app, authenticator, CallerRates(settings.api_requests_per_s))
     return Guard(
-        entrance, (*settings.api_origins, *origins), as_problem,
+        entrance, (*settings.api_origins, *origins), build_problem_body,
         names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE, PROTOBUF_TYPE),
         headers=API_HEADERS,
         takes_forms=takes_files,

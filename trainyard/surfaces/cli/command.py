@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from trainyard.app.context import Context
 from trainyard.inherited import keep_files_private
 from trainyard.json_types import JsonObject
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import settings
-from trainyard.surfaces.invocation import carry_out, implementation_of, request_of
+from trainyard.surfaces.invocation import build_request, execute_operation, load_implementation
 
 
 class LateProgress:
@@ -43,16 +43,16 @@ def perform(name: str, fields: JsonObject, *, as_json: bool) -> int:
     Raises `FieldError` for a value that the request does not take, and what the operation raises.
     """
     keep_files_private()
-    request = request_of(name, fields)
-    implementation_of(name)  # imported before collections of garbage, which would look at every new object
+    request = build_request(name, fields)
+    load_implementation(name)  # imported before collections of garbage, which would look at every new object
     gc.enable()
     progress = LateProgress()
     try:
         on_part = partial(print_part, name, as_json)
         reader = OPERATIONS[name].read_input
-        next_input = load(f"trainyard.{reader}") if reader else None
+        next_input = load_object(f"trainyard.{reader}") if reader else None
         context = Context(settings(), progress.say, progress.event, on_part, next_input, surface="cli")
-        result = carry_out(name, request, context)
+        result = execute_operation(name, request, context)
     finally:
         progress.close()
     if not getattr(result, "streamed", False):

@@ -62,7 +62,7 @@ class Place(click.Argument):
         return name, "  ".join(word for word in parts if word)
 
 
-def parameters_of(name: str) -> Iterator[click.Parameter]:
+def build_parameters(name: str) -> Iterator[click.Parameter]:
     """Return the parameters of an operation: the fields of its request, then `--json`."""
     for field_name, field in OPERATIONS[name].request.model_fields.items():
         yield parameter(field_name, field)
@@ -72,7 +72,7 @@ def parameters_of(name: str) -> Iterator[click.Parameter]:
 def parameter(name: str, field: FieldInfo) -> click.Parameter:
     """Return a field of a request as its declaration has it; the value is checked by the request itself."""
     declared = next((marker for marker in field.metadata if isinstance(marker, Argument | Option)), Option())
-    kind, repeated = kind_of(field.annotation)
+    kind, repeated = unwrap_type(field.annotation)
     shared: JsonObject = {"help": field.description}
     if isinstance(field.default, bool | int | str) and field.default != "":
         shared["default"] = field.default
@@ -82,7 +82,7 @@ def parameter(name: str, field: FieldInfo) -> click.Parameter:
             "required": field.is_required(),
             "nargs": -1 if repeated else 1,
         }
-        return Place([name], type=type_of(kind, declared), **attributes, **shared)
+        return Place([name], type=choose_type(kind, declared), **attributes, **shared)
     names = [*(declared.names or [f"--{name.replace('_', '-')}"]), name]
     if kind is bool:
         return click.Option(names, is_flag=True, show_default=True, **shared)
@@ -90,11 +90,11 @@ def parameter(name: str, field: FieldInfo) -> click.Parameter:
         return click.Option(
             names, multiple=True, metavar="KEY=VALUE", callback=lambda *callback: parse_pairs(callback[2]), **shared
         )
-    shared |= {"metavar": f"<{word_of(kind)}>", "required": field.is_required(), "multiple": repeated}
-    return click.Option(names, type=type_of(kind, declared), show_default=True, **shared)
+    shared |= {"metavar": f"<{name_type(kind)}>", "required": field.is_required(), "multiple": repeated}
+    return click.Option(names, type=choose_type(kind, declared), show_default=True, **shared)
 
 
-def kind_of(annotation: object) -> tuple[object, bool]:
+def unwrap_type(annotation: object) -> tuple[object, bool]:
     """Return the type of one value, and whether there may be more than one: `tuple[Stage, ...]` is (Stage, True)."""
     parts = [arg for arg in get_args(annotation) if arg not in (type(None), ...)]
     origin = get_origin(annotation)
@@ -102,10 +102,10 @@ def kind_of(annotation: object) -> tuple[object, bool]:
         return word_kind(parts[0]), True
     if origin in (Literal, dict):
         return (dict if origin is dict else annotation), False
-    return (plain(parts[0]) if parts else annotation), False
+    return (strip_annotations(parts[0]) if parts else annotation), False
 
 
-def plain(kind: Any) -> Any:
+def strip_annotations(kind: Any) -> Any:
     """Return a type without what is annotated to it, such as how bytes are written: `Base64Bytes` is bytes."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
@@ -116,19 +116,19 @@ def word_kind(kind: object) -> object:
     return members[0] if any(get_origin(member) is dict for member in members) else kind
 
 
-def values_of(kind: Any) -> list[str]:
+def list_values(kind: Any) -> list[str]:
     """Return the values that a field accepts; empty if it accepts any."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     if isinstance(kind, UnionType):
-        return [word for arg in get_args(kind) for word in values_of(arg)]
+        return [word for arg in get_args(kind) for word in list_values(arg)]
     return [str(member.value) for member in kind] if issubclass(kind, Enum) else []
 
 
-def type_of(kind: Any, declared: Argument | Option) -> click.ParamType[Any]:
+def choose_type(kind: Any, declared: Argument | Option) -> click.ParamType[Any]:
     """Return what a shell completes: words, paths, names that are known on this machine, or nothing."""
     is_file = kind is Path or (isinstance(declared, Argument) and declared.is_file)
-    if values := values_of(kind):
+    if values := list_values(kind):
         return click.Choice(values)
     if declared.completes:
         return KnownName(declared.completes, is_file)
@@ -145,15 +145,15 @@ class KnownName(click.ParamType[str]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         args = [*ctx.args, *(param for param in ctx.params.values() if isinstance(param, str))]
-        from trainyard.app.completion import known_names  # only shells that complete need it
+        from trainyard.app.completion import list_names  # only shells that complete need it
 
-        names = known_names(self.kind, args)
+        names = list_names(self.kind, args)
         candidates = [CompletionItem(name) for name in names if name.startswith(incomplete)]
         return [*candidates, CompletionItem(incomplete, type="file")] if self.is_file else candidates
 
 
-def word_of(kind: Any) -> str:
-    return "|".join(values_of(kind)) or str(kind.__name__).lower()
+def name_type(kind: Any) -> str:
+    return "|".join(list_values(kind)) or str(kind.__name__).lower()
 
 
 def parse_pairs(pairs: Iterable[str]) -> JsonObject:
@@ -172,11 +172,11 @@ def parse_pairs(pairs: Iterable[str]) -> JsonObject:
             target = target.setdefault(group, {})
             if not isinstance(target, dict):
                 raise InvalidInput(f"{key!r} reaches inside a value.", do="Give one or the other.", code="E-PARAMETER")
-        target[last] = value_of(text)
+        target[last] = parse_value(text)
     return nested
 
 
-def value_of(text: str) -> object:
+def parse_value(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:
@@ -187,14 +187,14 @@ def value_of(text: str) -> object:
 
 
 class OperationCommand(click.Command):
-    """One operation. Its request is imported when its parameters are first looked at."""
+    """An operation. Its request is imported when its parameters are first looked at."""
 
     def __init__(self, operation: str) -> None:
-        super().__init__(operation.rsplit(maxsplit=1)[-1], help=help_of(operation), callback=carry_out)
+        super().__init__(operation.rsplit(maxsplit=1)[-1], help=build_help(operation), callback=run_command)
         self.operation = operation
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        self.params = self.params or [*parameters_of(self.operation)]
+        self.params = self.params or [*build_parameters(self.operation)]
         return super().get_params(ctx)
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -210,7 +210,7 @@ class OperationGroup(click.Group):
     def __init__(self, word: str = "") -> None:
         is_operation = word in OPERATIONS
         help_text = (
-            help_of(word)
+            build_help(word)
             if is_operation
             else WORDS[word].line
             if word
@@ -220,13 +220,13 @@ class OperationGroup(click.Group):
             word or None,
             help=help_text,
             invoke_without_command=is_operation,
-            callback=carry_out if is_operation else None,
+            callback=run_command if is_operation else None,
         )
         self.operation = word
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if self.operation in OPERATIONS:
-            self.params = self.params or [*parameters_of(self.operation)]
+            self.params = self.params or [*build_parameters(self.operation)]
         return super().get_params(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -269,13 +269,13 @@ class OperationGroup(click.Group):
         return OperationGroup(name) if is_group else OperationCommand(name)
 
 
-def help_of(operation: str) -> str:
+def build_help(operation: str) -> str:
     row = OPERATIONS[operation]
     return f"{row.summary} Use: {row.example}" if row.example else row.summary
 
 
 @click.pass_context
-def carry_out(ctx: click.Context, **settings: Any) -> None:
+def run_command(ctx: click.Context, **settings: Any) -> None:
     """Run the operation of a command; errors become one message and an exit code in `main`."""
     if ctx.invoked_subcommand is not None:
         return
@@ -297,15 +297,15 @@ def carry_out(ctx: click.Context, **settings: Any) -> None:
 
 
 def show_completion() -> None:
-    from trainyard.app.completion import shell_here  # only shells that complete need it
+    from trainyard.app.completion import find_shell  # only shells that complete need it
 
-    print(completion_script(shell_here()))
+    print(completion_script(find_shell()))
 
 
 def install_completion() -> None:
-    from trainyard.app.completion import install, shell_here  # only shells that complete need it
+    from trainyard.app.completion import find_shell, install  # only shells that complete need it
 
-    shell = shell_here()
+    shell = find_shell()
     path = install(PROGRAM, shell, completion_script(shell))
     print(f"{shell} completion installed in {path}\nCompletion will take effect once you restart the terminal")
 
@@ -374,9 +374,9 @@ def find_command(root: click.Context, arguments: Iterable[str]) -> tuple[click.C
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), required=False)
 def print_completion(shell: str | None) -> None:
     """Print the script of a shell, by default of the one that runs."""
-    from trainyard.app.completion import shell_here  # only shells that complete need it
+    from trainyard.app.completion import find_shell  # only shells that complete need it
 
-    print(completion_script(shell or shell_here()))
+    print(completion_script(shell or find_shell()))
 
 
 def shed_secrets() -> None:

@@ -22,7 +22,7 @@ from trainyard.cancellation import CallerLeft
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.operations.adapters import AskInput
-from trainyard.surfaces.invocation import carry_out
+from trainyard.surfaces.invocation import execute_operation
 from trainyard.surfaces.live.sse import HEARTBEAT, ServerEvent
 
 HEARTBEAT_S = 15.0
@@ -40,7 +40,7 @@ async def follow_answers(request: AskInput, context: Context, _last: str | None)
 
     def work() -> Any:
         try:
-            return carry_out(OPERATION, request, replace(context, on_progress=report))
+            return execute_operation(OPERATION, request, replace(context, on_progress=report))
         except CallerLeft:
             return None
         finally:

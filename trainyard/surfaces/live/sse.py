@@ -16,7 +16,7 @@ NO_ID = re.compile("[\r\n\0]")
 
 @dataclass(frozen=True)
 class ServerEvent:
-    """One event of a stream, or a comment alone."""
+    """An event of a stream, or a comment alone."""
 
     data: str = ""
     event: str = ""

@@ -26,12 +26,12 @@ import orjson
 
 from trainyard.app.context import Context
 from trainyard.app.jobs import jobs
-from trainyard.app.jobs.jobs import job_of
+from trainyard.app.jobs.jobs import build_job
 from trainyard.app.live.jobs import open_index
 from trainyard.app.live.tails import FileTail, LogPlace, find_hub
-from trainyard.app.live.trainings import trainings_of
+from trainyard.app.live.trainings import find_trainings
 from trainyard.app.names import find_job
-from trainyard.app.secrets import known_secrets, read_text_before, redact_lines
+from trainyard.app.secrets import list_secrets, read_text_before, redact_lines
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import parse
@@ -57,7 +57,7 @@ async def follow_job(request: JobInput, context: Context, last_event_id: str | N
     sent = last_event_id or ""
     async with aclosing(turns(request.job, context, lambda _work: None)) as every:
         async for turn in every:
-            text = job_of(turn.row).model_dump_json()
+            text = build_job(turn.row).model_dump_json()
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             if digest != sent:
                 sent = digest
@@ -80,7 +80,7 @@ async def follow_metrics(
                     positions[node] = LogPlace(tail.end, tail.inode)
                     yield ServerEvent(await first_curve(node, request, context), "curve", write_places(positions))
                 async for lines in new_lines(tail, node, positions):
-                    if points := [point for line in lines if (point := point_of(line.data)) is not None]:
+                    if points := [point for line in lines if (point := parse_point(line.data)) is not None]:
                         text = orjson.dumps({"node": node, "points": points}).decode()
                         yield ServerEvent(text, "points", write_places(positions))
             if turn.last:
@@ -89,7 +89,7 @@ async def follow_metrics(
 
 async def follow_logs(request: LogsInput, context: Context, last_event_id: str | None) -> AsyncIterator[ServerEvent]:
     """Yield what the trainers print, as it comes, from their first line or `offset` on. Secrets in it are replaced."""
-    positions, secrets = read_places(last_event_id), known_secrets(context.settings)
+    positions, secrets = read_places(last_event_id), list_secrets(context.settings)
     async with aclosing(turns(request.job, context, lambda work: work.log)) as every:
         async for turn in every:
             for node, tail in turn.tails.items():
@@ -131,7 +131,7 @@ async def first_curve(node: str, request: MetricsInput, context: Context) -> str
     return page.trainings[0].model_dump_json()
 
 
-def point_of(line: bytes) -> dict[str, object] | None:
+def parse_point(line: bytes) -> dict[str, object] | None:
     """Return the step of an event; a `begin` as the step from which the curve continues."""
     event = parse(line)
     if event is None:
@@ -151,7 +151,7 @@ def point_of(line: bytes) -> dict[str, object] | None:
 
 @dataclass
 class StreamTurn:
-    """What a stream has at one turn: its job, the tails of its files, and what to say after them."""
+    """State of a stream at one turn: its job, the tails of its files, and what to say after them."""
 
     row: Row
     tails: dict[str, FileTail] = field(default_factory=dict)
@@ -175,7 +175,7 @@ async def turns(
         while True:
             turn.row = job.row
             has_ended = job.row["state"] in ENDED
-            for work in trainings_of(job.row):
+            for work in find_trainings(job.row):
                 path = file_of(work)
                 if path is not None and (work.node not in turn.tails or turn.tails[work.node].path != path):
                     turn.tails[work.node] = following.enter_context(find_hub().follow(path, more))
@@ -183,7 +183,7 @@ async def turns(
                 tail.look()
             is_due = time.monotonic() >= due
             due = time.monotonic() + HEARTBEAT_S if is_due else due
-            turn.last = partial(end_of, job.row) if has_ended else (lambda _id: HEARTBEAT) if is_due else None
+            turn.last = partial(build_end, job.row) if has_ended else (lambda _id: HEARTBEAT) if is_due else None
             yield turn
             if has_ended:
                 return
@@ -250,7 +250,7 @@ class JobHub:
         if changes == self.changes:
             return {}
         self.changes = changes
-        return index.rows_of(followed)
+        return index.read_rows(followed)
 
 
 JOB_HUBS: WeakKeyDictionary[asyncio.AbstractEventLoop, JobHub] = WeakKeyDictionary()
@@ -261,7 +261,7 @@ def job_hub() -> JobHub:
     return JOB_HUBS.setdefault(asyncio.get_running_loop(), JobHub())
 
 
-def end_of(row: Row, event_id: str) -> ServerEvent:
+def build_end(row: Row, event_id: str) -> ServerEvent:
     return ServerEvent(orjson.dumps({"state": row["state"], "message": row["message"]}).decode(), "end", event_id)
 
 

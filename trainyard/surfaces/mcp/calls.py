@@ -1,4 +1,4 @@
-"""One call of a tool: its arguments as the operation's request, its response or its error as the result.
+"""Calls of tools: the arguments as the operation's request, its response or its error as the result.
 
 What an operation reports while it runs comes as progress notifications, if the client has asked for them.
 
@@ -34,7 +34,7 @@ from trainyard.json_types import JsonObject
 from trainyard.operations.fields import FieldError
 from trainyard.operations.table import OPERATIONS, Operation, Scope
 from trainyard.settings import Settings
-from trainyard.surfaces.invocation import SCOPES, carry_out, refuse_early, request_of
+from trainyard.surfaces.invocation import SCOPES, build_request, execute_operation, refuse_early
 from trainyard.tracing import new_traceparent, span, trace_id
 
 NULL = {"type": "null"}
@@ -56,7 +56,7 @@ NAMES = {tool_name(operation): operation for operation in OPERATIONS}
 
 def list_tools(caller: Caller) -> tuple[types.Tool, ...]:
     """Return the tools that a caller may use: those of its scope, its tenant and its place, that come to an end."""
-    return tuple(tool_of(name) for name, row in OPERATIONS.items() if may_use(row, caller))
+    return tuple(build_tool(name) for name, row in OPERATIONS.items() if may_use(row, caller))
 
 
 def may_use(row: Operation, caller: Caller) -> bool:
@@ -66,7 +66,7 @@ def may_use(row: Operation, caller: Caller) -> bool:
 
 
 @cache
-def tool_of(name: str) -> types.Tool:
+def build_tool(name: str) -> types.Tool:
     row = OPERATIONS[name]
     hints = types.ToolAnnotations(read_only_hint=True) if row.scope is Scope.READ else None  # else it may destroy
     schema = shorten(row.request.model_json_schema())
@@ -190,14 +190,14 @@ def perform(tool: str, arguments: JsonObject, context: Context) -> BaseModel:
             do=f"Run `trainyard {name}` in a terminal.", code="E-LOCAL",
         )  # fmt: skip
     try:
-        request = request_of(name, arguments)
+        request = build_request(name, arguments)
     except FieldError as error:
         allowed = ", ".join(model.model_fields) or "nothing"
         raise InvalidInput(
             f"{tool} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {allowed}.",
             do="Correct the field.", code="E-PARAMETER",
         ) from error  # fmt: skip
-    result: BaseModel = carry_out(name, request, context)
+    result: BaseModel = execute_operation(name, request, context)
     return result
 
 
@@ -207,11 +207,11 @@ def build_result(result: BaseModel, parts: list[str]) -> types.CallToolResult:
     if parts:
         content.append(types.TextContent(type="text", text="\n".join(parts)))
     if isinstance(result, Blob):
-        content.append(types.EmbeddedResource(type="resource", resource=bytes_of(result)))
+        content.append(types.EmbeddedResource(type="resource", resource=encode_blob(result)))
     return types.CallToolResult(content=content, structured_content=json.loads(text))
 
 
-def bytes_of(blob: Blob) -> types.BlobResourceContents:
+def encode_blob(blob: Blob) -> types.BlobResourceContents:
     """Return the bytes of a file, for a client that may be on another machine.
 
     Raises `LimitExceeded` (`E-LIMIT`) for one that is too large for a message.

@@ -53,13 +53,13 @@ def list_resources() -> list[types.Resource]:
         for name in SCHEMAS
     ]
     written = [
-        types.Resource(uri=uri, name=uri.removeprefix(DOCS), mime_type=MARKDOWN, description=title_of(path))
+        types.Resource(uri=uri, name=uri.removeprefix(DOCS), mime_type=MARKDOWN, description=read_title(path))
         for uri, path in pages().items()
     ]
     return [*schemas, *written]
 
 
-def title_of(path: Path) -> str:
+def read_title(path: Path) -> str:
     with path.open(encoding="utf-8") as lines:
         return next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), path.stem)
 
@@ -95,13 +95,13 @@ def build_server(
     limiter = anyio.CapacityLimiter(MAX_CALLS)
 
     async def on_list_tools(handling: Handling, _: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        caller = owner or caller_of(handling)
+        caller = owner or authenticate_caller(handling)
         return types.ListToolsResult(tools=list(await anyio.to_thread.run_sync(list_tools, caller)))
 
     async def on_call_tool(handling: Handling, params: types.CallToolRequestParams) -> types.CallToolResult:
         return await call_tool(
-            params.name, params.arguments or {}, settings=settings, caller=owner or caller_of(handling),
-            send=handling.session.report_progress, limiter=limiter, traceparent=traceparent_of(handling, params),
+            params.name, params.arguments or {}, settings=settings, caller=owner or authenticate_caller(handling),
+            send=handling.session.report_progress, limiter=limiter, traceparent=read_traceparent(handling, params),
             confined=confined,
         )  # fmt: skip
 
@@ -120,13 +120,13 @@ def build_server(
     )  # fmt: skip
 
 
-def caller_of(handling: Handling) -> Caller:
+def authenticate_caller(handling: Handling) -> Caller:
     assert handling.request is not None, "a request over HTTP has one"
     caller: Caller = handling.request.scope[CALLER]
     return caller
 
 
-def traceparent_of(handling: Handling, params: types.CallToolRequestParams) -> str:
+def read_traceparent(handling: Handling, params: types.CallToolRequestParams) -> str:
     """Return the trace context (W3C) of a call: in its `_meta`, or as a header of the request that brought it."""
     headers = (params.meta or {}).get(TRACEPARENT)
     if isinstance(headers, str) and is_traceparent(headers):

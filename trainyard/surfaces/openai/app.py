@@ -33,8 +33,8 @@ from trainyard.surfaces.bodies import (
     USUAL,
     media_type,
     read_object,
+    read_trace_id,
     require_structure,
-    trace_of,
 )
 from trainyard.surfaces.openai import completions, events, files, jobs, models, uploads
 from trainyard.surfaces.openai.calls import WireCall
@@ -61,7 +61,7 @@ JOB = "/fine_tuning/jobs/{fine_tuning_job_id}"
 
 @dataclass(frozen=True)
 class WireRoute:
-    """One path of OpenAI's API."""
+    """A path of OpenAI's API."""
 
     method: str
     path: str
@@ -106,7 +106,7 @@ ROUTES = (
 
 @dataclass(frozen=True)
 class WireParts:
-    """What the routes work with."""
+    """Dependencies of the routes."""
 
     settings: Settings
     authenticate: Authenticate
@@ -137,7 +137,7 @@ def endpoint(row: WireRoute, parts: WireParts) -> Callable[[Request], Awaitable[
     async def answer(request: Request) -> Response:
         try:
             caller = parts.authenticate(request)
-            trace = trace_of(request)
+            trace = read_trace_id(request)
             with span(f"openai {row.path}", request.scope[TRACEPARENT]):
                 context = Context(
                     parts.settings, say=ignore, caller=caller, surface="openai", trace=trace, afterwards=call_now,
@@ -150,7 +150,7 @@ def endpoint(row: WireRoute, parts: WireParts) -> Callable[[Request], Awaitable[
         except TrainyardError as error:
             response = translate_error(error).response()
         except Exception as error:  # boundary: the client gets an error of the wire, the log the traceback
-            LOG.error("trace %s", trace_of(request), exc_info=error)
+            LOG.error("trace %s", read_trace_id(request), exc_info=error)
             response = WireError(500, f"The service failed: {type(error).__name__}.", code="E-BUG").response()
         return identify(hide_machine(response, request, parts.settings), request)
 
@@ -243,5 +243,5 @@ def hide_machine(response: Response, request: Request, settings: Settings) -> Re
 
 def identify(response: Response, request: Request) -> Response:
     """Return the response with the id of its request."""
-    response.headers[REQUEST_ID] = f"req_{trace_of(request)}"
+    response.headers[REQUEST_ID] = f"req_{read_trace_id(request)}"
     return response

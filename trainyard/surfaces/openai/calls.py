@@ -1,4 +1,4 @@
-"""One request of the wire: its caller, its body and the operations that it calls."""
+"""A request of the wire: its caller, its body and the operations that it calls."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trainyard.app.context import Context, settings_of
+from trainyard.app.context import Context, get_settings
 from trainyard.errors import TrainyardError
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import Settings
 from trainyard.stores.openai_records import FOLDER, FileRecord, FineTuningRecord, UploadRecord, WireRecords
-from trainyard.surfaces.invocation import carry_out, refuse_early
+from trainyard.surfaces.invocation import execute_operation, refuse_early
 from trainyard.surfaces.openai.errors import WireError, translate_error, translate_validation
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -42,7 +42,7 @@ class WireCall:
     @property
     def settings(self) -> Settings:
         """Return the settings of the caller's tenant."""
-        return settings_of(self.context)
+        return get_settings(self.context)
 
     def parse_body(self, kind: type[Body]) -> Body:
         """Return the body. Raises `WireError` 400 naming the field."""
@@ -93,7 +93,7 @@ def run_operation(name: str, context: Context, request: Any = None, /, **fields:
     """Return the response of an operation. Raises what it raises."""
     model = OPERATIONS[name].request
     refuse_early(name, model, context)
-    return carry_out(name, request if request is not None else model(**fields), context)
+    return execute_operation(name, request if request is not None else model(**fields), context)
 
 
 def page_of(records: list[Any], after: str | None, limit: int, name: str) -> tuple[list[Any], bool]:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainyard.errors import Refused, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.surfaces.openai.prefix import REQUEST_ID, is_wire
-from trainyard.surfaces.problems import MEDIA_TYPE, RETRY_AFTER_S, status_of
+from trainyard.surfaces.problems import MEDIA_TYPE, RETRY_AFTER_S, http_status
 
 CODES = {"E-AUTH": "invalid_api_key", "E-RATE": "rate_limit_exceeded", "E-JSON": None, "E-PARAMETER": None}
 """Codes of Trainyard for which OpenAI has its own."""
@@ -49,7 +49,7 @@ class WireError(Exception):
 
 def translate_error(error: TrainyardError, param: str | None = None) -> WireError:
     """Return an error of an operation as the wire answers it."""
-    status = status_of(error)
+    status = http_status(error)
     reasons = error.reasons if isinstance(error, Refused) else ()
     text = " ".join(f"{reason.because} Instead: {reason.instead}" for reason in reasons)
     text = text or " ".join(part for part in (error.what, error.why, error.do) if part)

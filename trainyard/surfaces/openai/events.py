@@ -23,7 +23,7 @@ ENDS = {
 
 
 class WireEvent(NamedTuple):
-    """One event, oldest first by its place."""
+    """An event, oldest first by its place."""
 
     id: str
     time: float

@@ -32,7 +32,7 @@ from trainyard.app.live.service_threads import WorkerWatch
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.operations.table import API
 from trainyard.settings import Settings
-from trainyard.surfaces.bodies import trace_of
+from trainyard.surfaces.bodies import read_trace_id
 from trainyard.surfaces.mcp.server import HttpApp
 from trainyard.surfaces.openai.app import build_wire
 from trainyard.surfaces.openai.prefix import PREFIX
@@ -126,7 +126,7 @@ def build_app(settings: Settings, authenticate: Authenticate, confined: Confined
     return app
 
 
-def methods_of(request: Request) -> list[str]:
+def list_methods(request: Request) -> list[str]:
     """Return the methods that the path of a request has, of all routes with this path."""
     methods, path = set[str](), request.url.path
     for route in request.app.routes:
@@ -146,17 +146,17 @@ def add_error_answers(app: FastAPI) -> None:
     async def answer_unknown(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:200]
         if error.status_code == 405:
-            allowed = ", ".join(methods_of(request))
+            allowed = ", ".join(list_methods(request))
             refused: TrainyardError = InvalidInput(
                 f"{request.method} is not for {path}.", why=f"It takes {allowed}.", code="E-METHOD"
             )
-            return answer_problem(refused, trace_of(request), headers={"allow": allowed})
+            return answer_problem(refused, read_trace_id(request), headers={"allow": allowed})
         refused = NotFound(f"There is nothing at {path}.", do="See /api/v1/openapi.json.", code="E-NOT-FOUND")
-        return answer_problem(refused, trace_of(request))
+        return answer_problem(refused, read_trace_id(request))
 
     @app.exception_handler(Exception)
     async def answer_bug(request: Request, error: Exception) -> Response:
-        trace = trace_of(request)
+        trace = read_trace_id(request)
         LOG.error("trace %s", trace, exc_info=error)
         bug = TrainyardError(
             f"The service failed: {type(error).__name__}.",

@@ -87,9 +87,9 @@ class MeasuredRequests:
             nonlocal first
             if first is not None:
                 (status, seconds), first = first, None
-                operation = name_of(scope)
+                operation = find_operation_name(scope)
                 self.metrics.seconds_of(operation).observe(seconds)
-                self.metrics.requests_of(operation, method_of(scope), status).inc()
+                self.metrics.requests_of(operation, read_method(scope), status).inc()
 
         async def sending(message: Message) -> None:
             nonlocal first
@@ -107,12 +107,12 @@ class MeasuredRequests:
                 count()
 
 
-def name_of(scope: Scope) -> str:
+def find_operation_name(scope: Scope) -> str:
     """Return the operation of a request that has found its route."""
     return str(getattr(scope.get("endpoint"), OPERATION, OTHER))
 
 
-def method_of(scope: Scope) -> str:
+def read_method(scope: Scope) -> str:
     return scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE") else OTHER
 
 

@@ -14,12 +14,12 @@ from pydantic.json_schema import JsonSchemaMode
 import trainyard
 from trainyard.app.live.service_threads import WorkerState
 from trainyard.app.responses import Blob, Response
-from trainyard.loading import load
-from trainyard.operations.table import OPERATIONS, Operation, Scope, group_lines, route_of
+from trainyard.loading import load_object
+from trainyard.operations.table import OPERATIONS, Operation, Scope, find_route, group_lines
 from trainyard.surfaces.access.browser import LOGOUT, LoginInput
 from trainyard.surfaces.access.entrance import LOGIN
 from trainyard.surfaces.bodies import FILE_TYPE, IF_MATCH, JSON_TYPE, TENSORS, TENSORS_TYPE
-from trainyard.surfaces.invocation import implementation_of
+from trainyard.surfaces.invocation import load_implementation
 from trainyard.surfaces.problems import MEDIA_TYPE, ProblemDocument
 from trainyard.surfaces.rest.routes import EVENTS_TYPE, operation_id
 
@@ -44,7 +44,7 @@ Json = dict[str, Any]
 
 
 class ServiceHealth(Response):
-    """Whether the service answers."""
+    """Health of the service."""
 
     status: Literal["ok"]
     version: str
@@ -53,7 +53,7 @@ class ServiceHealth(Response):
 
 
 class LoggedIn(Response):
-    """Who is logged in, and what that allows."""
+    """Logged-in user and its permissions."""
 
     caller: str
     scope: Scope
@@ -91,7 +91,7 @@ SERVICE_ROUTES = {
 
 def response_type(name: str) -> Any:
     """Return what an operation returns: a model, or a union of models."""
-    return get_type_hints(implementation_of(name))["return"]
+    return get_type_hints(load_implementation(name))["return"]
 
 
 def openapi_document() -> Json:
@@ -100,7 +100,7 @@ def openapi_document() -> Json:
         *((name, "validation", TypeAdapter(row.request)) for name, row in OPERATIONS.items()),
         *((name, "serialization", TypeAdapter(response_type(name))) for name in OPERATIONS),
         *(
-            (f"{name} body", "validation", TypeAdapter(load(f"trainyard.{row.body_schema}")))
+            (f"{name} body", "validation", TypeAdapter(load_object(f"trainyard.{row.body_schema}")))
             for name, row in OPERATIONS.items() if row.body_schema
         ),
         ("problem", "serialization", TypeAdapter(ProblemDocument)),
@@ -111,10 +111,10 @@ def openapi_document() -> Json:
     components: Json = dict(shared.get("$defs", {}))
     paths: Json = {}
     for name, row in OPERATIONS.items():
-        method, path = route_of(name)
+        method, path = find_route(name)
         request_schema = resolve_reference(schemas[(name, "validation")], components)
         document = describe(name, row, request_schema, schemas[(name, "serialization")])
-        if body := body_of(name, row, request_schema, schemas.get((f"{name} body", "validation")), components):
+        if body := describe_body(name, row, request_schema, schemas.get((f"{name} body", "validation")), components):
             document["requestBody"] = body
         paths.setdefault(path, {})[method.lower()] = document
     for (method, path), route in SERVICE_ROUTES.items():
@@ -165,7 +165,7 @@ def problem_response(text: str) -> Json:
 
 def describe(name: str, row: Operation, schema: Json, operation: Json) -> Json:
     """Return one operation: its parameters and answers."""
-    method, path = route_of(name)
+    method, path = find_route(name)
     properties, required = schema.get("properties", {}), set(schema.get("required", ()))
     in_path = PARAMETER.findall(path)
     parameters = [parameter(name, properties[name], "path", needed=True) for name in in_path]
@@ -200,9 +200,9 @@ def describe(name: str, row: Operation, schema: Json, operation: Json) -> Json:
     return document
 
 
-def body_of(name: str, row: Operation, request_schema: Json, whole: Json | None, components: Json) -> Json | None:
+def describe_body(name: str, row: Operation, request_schema: Json, whole: Json | None, components: Json) -> Json | None:
     """Return the body of an operation: one field of its request, the fields that are not in the path, or none."""
-    method, path = route_of(name)
+    method, path = find_route(name)
     if row.body:
         schema = whole or request_schema["properties"][row.body]
         return {"required": True, "content": {JSON_TYPE: {"schema": schema}}}
@@ -284,6 +284,6 @@ def describe_service(route: ServiceRoute, schemas: Any) -> Json:
     return {**responses, "security": []} if route.open else responses
 
 
-def models_of(name: str) -> tuple[type[BaseModel], object]:
+def find_models(name: str) -> tuple[type[BaseModel], object]:
     """Return the request and the response of an operation."""
     return OPERATIONS[name].request, response_type(name)

@@ -1,4 +1,4 @@
-"""One HTTP route for each operation of the table: request in, response or problem document out."""
+"""HTTP routes, one for each operation of the table: request in, response or problem document out."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from trainyard.app.tenant_view import hide_error, hide_places_in_json, is_strang
 from trainyard.callbacks import call_now, ignore
 from trainyard.cancellation import CallerLeft, Departure
 from trainyard.errors import TrainyardError
-from trainyard.loading import load
-from trainyard.operations.table import OPERATIONS, Operation, route_of
+from trainyard.loading import load_object
+from trainyard.operations.table import OPERATIONS, Operation, find_route
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import (
     BATCHES,
@@ -38,10 +38,10 @@ from trainyard.surfaces.bodies import (
     InvalidFields,
     media_type,
     read_request,
+    read_trace_id,
     read_upload,
-    trace_of,
 )
-from trainyard.surfaces.invocation import carry_out, refuse_early, require_allowed
+from trainyard.surfaces.invocation import execute_operation, refuse_early, require_allowed
 from trainyard.surfaces.problems import answer_problem
 from trainyard.surfaces.rest.measured import OPERATION
 from trainyard.surfaces.rest.replays import Replays, read_key
@@ -60,13 +60,13 @@ CLIENT_CLOSED_REQUEST = 499
 MAX_WORKING = 32
 """Operations that run at a time; further ones wait."""
 
-PLAIN_PATHS = frozenset(path for path in (route_of(name)[1] for name in OPERATIONS) if "{" not in path)
+PLAIN_PATHS = frozenset(path for path in (find_route(name)[1] for name in OPERATIONS) if "{" not in path)
 """Paths that are not read as an id, whatever the method."""
 
 
 @dataclass(frozen=True)
 class ApiParts:
-    """What the routes work with."""
+    """Dependencies of the routes."""
 
     settings: Settings
     authenticate: Authenticate
@@ -78,8 +78,8 @@ class ApiParts:
 
 def add_operations(app: FastAPI, service: ApiParts) -> None:
     """Add every operation; paths without parameters come first, so that `/chains/templates` is not an id."""
-    for name in sorted(OPERATIONS, key=lambda operation: path_order(route_of(operation)[1])):
-        method, path = route_of(name)
+    for name in sorted(OPERATIONS, key=lambda operation: path_order(find_route(operation)[1])):
+        method, path = find_route(name)
         # Starlette's route: FastAPI's own resolves dependencies of a signature, a millisecond of each request.
         route = Route(path, endpoint(name, OPERATIONS[name], service), methods=[method], name=name)
         route.methods = {method}
@@ -88,7 +88,7 @@ def add_operations(app: FastAPI, service: ApiParts) -> None:
 
 def answer_refusal(request: Request, error: TrainyardError) -> Response:
     """Return the problem document of what an operation raises."""
-    return answer_problem(error, trace_of(request), error.fields if isinstance(error, InvalidFields) else ())
+    return answer_problem(error, read_trace_id(request), error.fields if isinstance(error, InvalidFields) else ())
 
 
 def path_order(path: str) -> tuple[bool, ...]:
@@ -103,12 +103,12 @@ def operation_id(name: str) -> str:
 def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
     """Return what answers a route."""
 
-    in_braces = "{" in route_of(name)[1]
+    in_braces = "{" in find_route(name)[1]
 
     async def answer(request: Request) -> Response:
         if in_braces and request.scope["path"] in PLAIN_PATHS:  # another method of a path such as /chains/templates
             raise HTTPException(405)
-        trace = trace_of(request)
+        trace = read_trace_id(request)
         with span(name, request.scope[TRACEPARENT]):
             caller = service.authenticate(request)
             try:
@@ -151,12 +151,12 @@ def endpoint(name: str, operation: Operation, service: ApiParts) -> Answer:
             )
         if operation.stream and EVENTS_TYPE in request.headers.get("accept", ""):
             require_allowed(name, upload, context)
-            return await stream(load(f"trainyard.{operation.stream}"), upload, context, request)
-        work = partial(carry_out, name, upload, context)
+            return await stream(load_object(f"trainyard.{operation.stream}"), upload, context, request)
+        work = partial(execute_operation, name, upload, context)
         is_kept = operation.keeps_replies or takes_file(operation, request)  # the same file twice is one
         if context.idempotency_key and request.method != "GET" and not is_kept:
             key = context.idempotency_key
-            once = partial(service.replays.once, caller, name, upload, key, partial(as_json, work))
+            once = partial(service.replays.once, caller, name, upload, key, partial(run_to_json, work))
             return respond_bytes(
                 await run_while_connected(once, request, context.departure, service.threads), operation.status
             )
@@ -234,12 +234,14 @@ async def finish(later: Iterable[Callable[[], None]]) -> None:
         await anyio.to_thread.run_sync(work)
 
 
-def as_json(work: Callable[[], BaseModel]) -> bytes:
+def run_to_json(work: Callable[[], BaseModel]) -> bytes:
     return work().model_dump_json().encode()
 
 
 def respond_bytes(body: bytes, status: int) -> Response:
-    return Response(body, status_code=status, media_type="application/json", headers=dict(links_of(orjson.loads(body))))
+    return Response(
+        body, status_code=status, media_type="application/json", headers=dict(read_links(orjson.loads(body)))
+    )
 
 
 def respond(result: BaseModel, status: int, request: Request) -> Response:
@@ -261,7 +263,7 @@ def has_etag(kind: type[BaseModel]) -> bool:
     return "etag" in kind.model_fields or hasattr(kind, "etag")
 
 
-def links_of(fields: Mapping[str, object]) -> Mapping[str, str]:
+def read_links(fields: Mapping[str, object]) -> Mapping[str, str]:
     etag = fields.get("etag")
     return {"etag": f'"{etag}"'} if isinstance(etag, str) and etag else {}
 

@@ -16,7 +16,7 @@ from trainyard.app.live.service_threads import keep_live
 from trainyard.app.secrets import redact_logs
 from trainyard.compute.services import HOST
 from trainyard.operations.table import API
-from trainyard.serve.listening import bind, server_config, url_of
+from trainyard.serve.listening import bind, build_url, server_config
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import keep_auth
 from trainyard.surfaces.access.authentication import Authenticator
@@ -66,7 +66,7 @@ def serve_api(
     keep_auth(settings)
     redact_logs(settings)
     with bind(HOST if exposure.beyond_loopback else exposure.host, port) as listener, contextlib.ExitStack() as sockets:
-        url, port = url_of(listener), listener.getsockname()[1]
+        url, port = build_url(listener), listener.getsockname()[1]
         exposed = [sockets.enter_context(address) for address in bind_exposed(exposure, port)]
         if certificate:
             warn_of_expiry(certificate, say)

@@ -20,7 +20,7 @@ from trainyard.callbacks import ignore
 from trainyard.surfaces.sdk.events import LineSplitter, NextLine, is_event_stream
 from trainyard.surfaces.sdk.live_output import open_live
 from trainyard.surfaces.sdk.remote import TIMEOUT_S, client_options, stream_timeout
-from trainyard.surfaces.sdk.surface import Call, Surface, call_here
+from trainyard.surfaces.sdk.surface import Call, Surface, run_locally
 from trainyard.surfaces.sdk.wire import Heard, HttpExchange, Pause, Step, conversation, request_words, retry_policy
 
 
@@ -45,7 +45,7 @@ class AsyncSurface(Surface):
 
 
 async def call_in_thread(name: str, fields: Mapping[str, object]) -> object:
-    return await anyio.to_thread.run_sync(partial(call_here, name, fields), abandon_on_cancel=True)
+    return await anyio.to_thread.run_sync(partial(run_locally, name, fields), abandon_on_cancel=True)
 
 
 async def call_over_http(client: httpx.AsyncClient, name: str, fields: Mapping[str, Any]) -> Any:

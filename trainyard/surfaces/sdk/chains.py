@@ -25,7 +25,7 @@ from trainyard.surfaces.sdk.surface import Surface, here
 
 
 class ChainNode:
-    """One node of a chain: its type, the settings that differ from the defaults, and what it needs.
+    """A node of a chain: its type, the settings that differ from the defaults, and what it needs.
 
     Args:
         id: default: the type, with a number when it repeats.
@@ -47,7 +47,7 @@ class ChainNode:
         if self.id is not None:
             node["id"] = self.id
         if self.needs is not None:
-            node["needs"] = [id_of(need) for need in self.needs]
+            node["needs"] = [find_id(need) for need in self.needs]
         return {**node, "config": self.settings} if self.settings else node
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class Deployer(ChainNode):
     type = "deployer"
 
 
-def id_of(node: ChainNode | str) -> str:
+def find_id(node: ChainNode | str) -> str:
     """Return the id of a node that another one needs. Raises `InvalidInput` (`E-SPEC-VALUE`) for a node without one."""
     if isinstance(node, str):
         return node

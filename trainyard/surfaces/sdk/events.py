@@ -35,7 +35,7 @@ class NextLine:
 
 @dataclass(frozen=True)
 class ReadEvent:
-    """One event of a stream."""
+    """An event of a stream."""
 
     name: str
     data: str

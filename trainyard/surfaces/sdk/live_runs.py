@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainyard.app.notebook_views import table
+from trainyard.app.notebook_views import format_table
 from trainyard.app.run_records import NodeState
 from trainyard.app.training_logs import TrainingLogs
 from trainyard.backends.oom import follow_restarts
@@ -31,7 +31,7 @@ Points = list[tuple[int, float | None]]
 
 
 class LiveRun:
-    """What is known of a run so far, as Markdown."""
+    """Known state of a run, as Markdown."""
 
     def __init__(self, handle: Any, now: Any = time.monotonic) -> None:
         self.handle, self.now, self.last_draw = handle, now, float("-inf")
@@ -94,7 +94,7 @@ class LiveRun:
         picture = base64.b64encode(loss_curves(curves).encode()).decode() if curves else ""
         parts = [
             f"**{self.name or 'run'}**: {self.state}",
-            table(("node", "state", "progress"), rows) if rows else "",
+            format_table(("node", "state", "progress"), rows) if rows else "",
             f"![loss](data:image/svg+xml;base64,{picture})" if picture else "",
         ]
         return "\n\n".join(part for part in parts if part)

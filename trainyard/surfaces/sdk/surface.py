@@ -19,7 +19,7 @@ from trainyard.inherited import keep_files_private
 from trainyard.operations.fields import FieldError
 from trainyard.operations.table import OPERATIONS, group_lines
 from trainyard.settings import settings
-from trainyard.surfaces.invocation import carry_out, request_of
+from trainyard.surfaces.invocation import build_request, execute_operation
 from trainyard.surfaces.sdk.live_output import open_live
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Surface:
         return surface
 
     def __dir__(self) -> list[str]:
-        return [attribute_of(name) for name in words_after(self._word)]
+        return [attribute_name(name) for name in list_words(self._word)]
 
     def __call__(self, **fields: Any) -> Any:
         if self._word not in OPERATIONS:
@@ -55,7 +55,7 @@ class Surface:
         return f"<Trainyard operations: {self._list_names()}>" if dir(self) else f"<operation {self._word}>"
 
     def _list_names(self) -> str:
-        return ", ".join(map(attribute_of, words_after(self._word)))
+        return ", ".join(map(attribute_name, list_words(self._word)))
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -78,7 +78,7 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.annotation)
 
 
-def words_after(word: str) -> list[str]:
+def list_words(word: str) -> list[str]:
     """Return the words that follow `word` in names of operations, in the order of the table."""
     begins = f"{word} " if word else ""
     return list(
@@ -88,13 +88,13 @@ def words_after(word: str) -> list[str]:
     )
 
 
-def attribute_of(word: str) -> str:
+def attribute_name(word: str) -> str:
     """Return the word as a Python name: `delete-version` is `delete_version`, `import` is `import_`."""
     name = word.replace("-", "_")
     return f"{name}_" if name in ("import",) else name
 
 
-def call_here(name: str, fields: Mapping[str, Any]) -> Any:
+def run_locally(name: str, fields: Mapping[str, Any]) -> Any:
     """Carry out an operation in this process, with the settings of this machine. Progress is not printed; a notebook
     shows a run that is watched.
 
@@ -104,7 +104,7 @@ def call_here(name: str, fields: Mapping[str, Any]) -> Any:
     request = check_request(name, fields)
     live = open_live(name, fields)
     context = Context(settings(), say=ignore, on_progress=live.note_event if live else ignore)
-    result = carry_out(name, request, context)
+    result = execute_operation(name, request, context)
     if live:
         live.end(result)
     return result
@@ -112,7 +112,7 @@ def call_here(name: str, fields: Mapping[str, Any]) -> Any:
 
 def check_request(name: str, fields: Mapping[str, object]) -> Any:
     try:
-        return request_of(name, fields)
+        return build_request(name, fields)
     except FieldError as error:
         allowed = ", ".join(OPERATIONS[name].request.model_fields) or "nothing"
         raise InvalidInput(
@@ -121,5 +121,5 @@ def check_request(name: str, fields: Mapping[str, object]) -> Any:
         ) from error  # fmt: skip
 
 
-here = Surface(call_here)
+here = Surface(run_locally)
 """The operations in this process."""

@@ -30,10 +30,10 @@ from trainyard.app.run_records import RunResult
 from trainyard.callbacks import ignore
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, from_fields
 from trainyard.json_types import JsonMapping, JsonObject
-from trainyard.operations.table import OPERATIONS, Scope, route_of
+from trainyard.operations.table import OPERATIONS, Scope, find_route
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
-from trainyard.surfaces.invocation import implementation_of
+from trainyard.surfaces.invocation import load_implementation
 from trainyard.surfaces.sdk.events import EVENTS_TYPE, NextLine, is_event_stream, media_type, next_event
 from trainyard.surfaces.sdk.surface import check_request
 
@@ -56,7 +56,7 @@ REASON_FIELDS = ("code", "node", "field", "because", "instead", "row")
 
 @dataclass(frozen=True)
 class HttpExchange:
-    """One request."""
+    """A request."""
 
     method: str
     path: str
@@ -95,8 +95,8 @@ def conversation(name: str, fields: JsonMapping, note: Callable[[Any], None] = i
 
 
 def ask(name: str, fields: JsonMapping) -> Talk:
-    response = yield from send(exchange_of(name, check_request(name, dict(fields))))
-    return response_of(name, response)
+    response = yield from send(build_exchange(name, check_request(name, dict(fields))))
+    return parse_response(name, response)
 
 
 def send(exchange: HttpExchange) -> Generator[Step, Heard, httpx.Response]:
@@ -156,42 +156,42 @@ def last_response(state: RetryCallState) -> httpx.Response:
 # What is sent
 
 
-def exchange_of(name: str, request: BaseModel) -> HttpExchange:
+def build_exchange(name: str, request: BaseModel) -> HttpExchange:
     """Return the request of an operation as HTTP has it: path, query, headers, body."""
-    row, (method, path) = OPERATIONS[name], route_of(name)
+    row, (method, path) = OPERATIONS[name], find_route(name)
     if row.takes_file and (file := getattr(request, "file", None)) is not None:
-        return upload_of(file, request, path)
+        return build_upload(file, request, path)
     tensors = getattr(request, TENSORS, None)
     whole = not tensors and not row.body and method != "GET"
-    apart = set(parameters_of(path))
+    apart = set(list_parameters(path))
     if whole:
         parameters = {field: getattr(request, field) for field in apart & request.model_fields_set}
     else:
         parameters = request.model_dump(mode="json", exclude_unset=True, exclude={TENSORS} if tensors else None)
-    for parameter in parameters_of(path)[:-1]:
+    for parameter in list_parameters(path)[:-1]:
         path = path.replace(f"{{{parameter}}}", quote(str(parameters.pop(parameter)), safe=""))
     headers = {} if row.scope is Scope.READ or method == "GET" else {"idempotency-key": secrets.token_hex(16)}
     if parameters.get(IF_MATCH):
         headers["if-match"] = f'"{parameters.pop(IF_MATCH)}"'
     if tensors:
         headers["content-type"] = TENSORS_TYPE
-        return HttpExchange(method, path, query_of(parameters), headers, bytes(tensors))
+        return HttpExchange(method, path, build_query(parameters), headers, bytes(tensors))
     if method == "GET":
-        return HttpExchange(method, path, query_of(parameters), headers)
+        return HttpExchange(method, path, build_query(parameters), headers)
     headers["content-type"] = "application/json"
     if whole:
-        return HttpExchange(method, path, {}, headers, json_of(request, apart))
+        return HttpExchange(method, path, {}, headers, dump_request(request, apart))
     body = json.dumps(parameters.pop(row.body, {})).encode()
-    return HttpExchange(method, path, query_of(parameters), headers, body)
+    return HttpExchange(method, path, build_query(parameters), headers, body)
 
 
-def upload_of(file: Path, request: BaseModel, path: str) -> HttpExchange:
+def build_upload(file: Path, request: BaseModel, path: str) -> HttpExchange:
     """Return a file of this machine as the body. Raises `NotFound` (`E-DATA-NOT-FOUND`)."""
     if not file.is_file():
         raise NotFound(f"There is no file {str(file)[:SHOWN_CHARS]!r}.", do="Correct it.", code="E-DATA-NOT-FOUND")
     fields = request.model_dump(mode="json", exclude_unset=True, exclude={"file"})
     named = path.replace("{name}", quote(fields.pop("name", "") or file.name, safe=""))
-    return HttpExchange("PUT", named, query_of(fields), {"content-type": FILE_TYPE}, file.read_bytes())
+    return HttpExchange("PUT", named, build_query(fields), {"content-type": FILE_TYPE}, file.read_bytes())
 
 
 def encode_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
@@ -217,12 +217,12 @@ def request_words(exchange: HttpExchange) -> JsonObject:
 
 
 @cache
-def parameters_of(path: str) -> tuple[str, ...]:
+def list_parameters(path: str) -> tuple[str, ...]:
     """Return the fields that are not in the body: those of the path, and at last that of the header If-Match."""
     return (*PARAMETER.findall(path), IF_MATCH)
 
 
-def json_of(request: BaseModel, left_out: set[str]) -> bytes:
+def dump_request(request: BaseModel, left_out: set[str]) -> bytes:
     """Return the fields of a request that were given, as JSON; a number that JSON does not have is for the service to
     refuse.
 
@@ -234,7 +234,7 @@ def json_of(request: BaseModel, left_out: set[str]) -> bytes:
         return json.dumps(request.model_dump(mode="json", exclude_unset=True, exclude=left_out)).encode()
 
 
-def query_of(fields: Mapping[str, object]) -> dict[str, object]:
+def build_query(fields: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of a query: lists repeat, objects are `field[key]`, what is not there is left out."""
     texts = {True: "true", False: "false"}
     objects = {key: value for key, value in fields.items() if isinstance(value, Mapping)}
@@ -249,12 +249,12 @@ def query_of(fields: Mapping[str, object]) -> dict[str, object]:
 # What comes back
 
 
-def response_of(name: str, response: httpx.Response) -> object:
+def parse_response(name: str, response: httpx.Response) -> object:
     """Return the response of an operation, as its model; the bytes of a file. Raises the error that a problem
     describes.
     """
     if response.status_code >= 400:
-        raise error_of(response)
+        raise parse_error(response)
     if media_type(response) != "application/json":
         return response.content
     return response_type(name).validate_json(response.content)
@@ -263,10 +263,10 @@ def response_of(name: str, response: httpx.Response) -> object:
 @cache
 def response_type(name: str) -> TypeAdapter[Any]:
     """Return what reads the response of an operation."""
-    return TypeAdapter(get_type_hints(implementation_of(name))["return"])
+    return TypeAdapter(get_type_hints(load_implementation(name))["return"])
 
 
-def error_of(response: httpx.Response) -> TrainyardError:
+def parse_error(response: httpx.Response) -> TrainyardError:
     """Return the error of a problem document (RFC 9457), of the class that the service raised."""
     try:
         problem = response.json()
@@ -290,11 +290,11 @@ def error_of(response: httpx.Response) -> TrainyardError:
 
 
 def read_checked(fields: JsonObject) -> JsonObject:
-    return {**fields, "files": tuple(read_here(file) for file in fields.get("files", ()))}
+    return {**fields, "files": tuple(read_local_file(file) for file in fields.get("files", ()))}
 
 
 def read_plan_target(fields: JsonObject) -> JsonObject:
-    return {**fields, "target": read_here(fields.get("target"))}
+    return {**fields, "target": read_local_file(fields.get("target"))}
 
 
 def lay_over(below: str) -> Callable[[dict[str, object]], dict[str, object]]:
@@ -322,7 +322,7 @@ READ_HERE: dict[str, Callable[[dict[str, object]], dict[str, object]]] = {
 """Operation -> what reads the files that its fields name on this machine."""
 
 
-def read_here(target: object) -> object:
+def read_local_file(target: object) -> object:
     """Return the content of a file of this machine; a template, a run's id and a mapping stay as they are."""
     is_file = isinstance(target, Path) or (isinstance(target, str) and Path(target).is_file())
     return load_value(find_file(str(target))) if is_file else target
@@ -333,7 +333,7 @@ def read_here(target: object) -> object:
 
 def start_run(fields: JsonObject) -> Talk:
     """Start a template or continue a run; a chain is stored first, because a service runs stored revisions."""
-    target = read_here(fields.get("target"))
+    target = read_local_file(fields.get("target"))
     if not isinstance(target, Mapping):
         return (yield from ask("run", {**fields, "target": target}))
     if "template" in target and "nodes" not in target:
@@ -379,10 +379,10 @@ def wait_for_end(name: str, note: Callable[[object], None]) -> Talk:
     last_id = ""
     while True:
         headers = {"accept": EVENTS_TYPE, **({"last-event-id": last_id} if last_id else {})}
-        path = PARAMETER.sub(quote(name, safe=""), route_of("jobs show")[1])
+        path = PARAMETER.sub(quote(name, safe=""), find_route("jobs show")[1])
         response = yield from send(HttpExchange("GET", path, headers=headers, is_stream=True, most_tries=AWAY_TRIES))
         if not is_event_stream(response):
-            raise error_of(response)
+            raise parse_error(response)
         while (event := (yield from next_event())) is not None:
             last_id = event.id or last_id
             if event.name == "job":

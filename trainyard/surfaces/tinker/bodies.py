@@ -35,7 +35,7 @@ INT_TENSORS = ("target_tokens",)
 
 @dataclass
 class WireRow:
-    """One datum: its tokens and the dense tensors of its loss."""
+    """A datum: its tokens and the dense tensors of its loss."""
 
     tokens: np.ndarray
     inputs: dict[str, np.ndarray]

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainyard.app.context import Caller, Context
 from trainyard.app.sessions.call import ask_session
-from trainyard.app.sessions.life import info_of
+from trainyard.app.sessions.life import describe_session
 from trainyard.backends.sessions.records import (
     SOCKET_FILE,
     SessionState,
@@ -30,7 +30,7 @@ from trainyard.json_types import JsonObject
 from trainyard.operations.sessions import CreateSessionInput, ResumeSessionInput
 from trainyard.operations.table import Scope
 from trainyard.settings import Settings
-from trainyard.surfaces.invocation import carry_out
+from trainyard.surfaces.invocation import execute_operation
 from trainyard.surfaces.tinker.records import ModelRecord
 
 IDLE_S = 180
@@ -52,7 +52,7 @@ OnPause = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Incarnation:
-    """One process of a step session, and where it began."""
+    """A process of a step session, and where it began."""
 
     pid: int
     resumed_after: int | None
@@ -80,7 +80,7 @@ class Engines:
                 if record.name == name and (record.config.base_model or "") in (self.located(model.base), model.base):
                     return record.id
             body = session_body(name, model)
-            info = carry_out("sessions create", CreateSessionInput(parameters=body), self.context(tenant))
+            info = execute_operation("sessions create", CreateSessionInput(parameters=body), self.context(tenant))
             return str(info.id)
 
     def located(self, base: str) -> str:
@@ -104,7 +104,7 @@ class Engines:
                 status = read_status(self.settings, engine)
             if status.state is SessionState.PENDING:
                 record = read_record(self.settings, engine, tenant)
-                info = info_of(record, self.settings, ask_server=True)
+                info = describe_session(record, self.settings, ask_server=True)
                 on_pause(info.detail)
                 if info.state is not SessionState.PENDING and resumed:
                     raise not_opened(engine, info.detail)
@@ -121,7 +121,7 @@ class Engines:
             if read_status(self.settings, engine).state in (SessionState.OPEN, SessionState.PENDING):
                 return False
             try:
-                carry_out("sessions resume", ResumeSessionInput(session=engine), self.context(tenant))
+                execute_operation("sessions resume", ResumeSessionInput(session=engine), self.context(tenant))
             except Conflict:
                 return False  # its last process has not ended yet
             return True

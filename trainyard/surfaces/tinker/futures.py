@@ -31,7 +31,7 @@ class Answer:
 
 @dataclass(eq=False)
 class Future:
-    """One request."""
+    """A request."""
 
     id: str
     tenant: str

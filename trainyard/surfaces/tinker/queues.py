@@ -23,7 +23,7 @@ Work = Callable[[Future], Answer]
 
 @dataclass
 class Item:
-    """One request that waits."""
+    """A request that waits."""
 
     future: Future
     work: Work

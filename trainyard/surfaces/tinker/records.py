@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.settings import Settings
-from trainyard.stores.schema import read_versioned, versioned
+from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 SESSION_ID = re.compile(r"[0-9a-f]{24}")
@@ -48,7 +48,7 @@ class CheckpointRecord(BaseModel):
 
 
 class ModelRecord(BaseModel):
-    """One adapter of a client."""
+    """An adapter of a client."""
 
     id: str
     base: str
@@ -129,7 +129,7 @@ class TinkerStore:
             folder = self.folder(session.tenant)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / f"{session.id}.json"
-            write_json_durably(path, versioned("tinker", session.model_dump(mode="json")))
+            write_json_durably(path, add_version("tinker", session.model_dump(mode="json")))
 
     def find(self, tenant: str, session_id: str) -> ClientSession:
         """Return a session of a tenant. Raises `NotFound` (`E-NOT-FOUND`)."""

@@ -22,7 +22,7 @@ from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.operations.table import Scope
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import PROTOBUF_TYPE, media_type
-from trainyard.surfaces.problems import status_of
+from trainyard.surfaces.problems import http_status
 from trainyard.surfaces.tinker import requests
 from trainyard.surfaces.tinker.bodies import decompress, read_json, read_json_step, read_proto_step
 from trainyard.surfaces.tinker.futures import Future
@@ -353,6 +353,6 @@ def respond_with(result: Any) -> Response:
 
 def problem(error: TrainyardError) -> Response:
     """Return an error as the SDK reads it: its text in `detail`. A finished session is 410: heartbeats end then."""
-    status = 404 if isinstance(error, NotFound) else status_of(error)
+    status = 404 if isinstance(error, NotFound) else http_status(error)
     status = {422: 400, 409: 410 if error.code == "E-SESSION-STATE" else 400}.get(status, status)
     return JSONResponse({"detail": str(error), "code": error.code}, status_code=status)

@@ -25,7 +25,7 @@ from trainyard.night.deps import POINTS, NightDeps, Stores
 from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport
-from trainyard.night.streams import GONE, RememberedParse, file_of, overlap_of
+from trainyard.night.streams import GONE, RememberedParse, choose_overlap, split_part_name
 from trainyard.night.worker import poll
 from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS
 from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, StreamSpec, Window
@@ -64,7 +64,7 @@ CONFIG = NightConfig(
 
 @dataclass
 class Fault:
-    """One thing that goes wrong in one attempt."""
+    """A fault in one attempt."""
 
     kind: str
     at: str = ""
@@ -110,7 +110,7 @@ class NightCampaign:
         self.random = random.Random(self.seed)
         self.disk = WatchedDisk(self)
         self.graph = doubles.FlakyGraph()
-        self.cloud = cloud.some_store(self.random, self.seed)
+        self.cloud = cloud.choose_store(self.random, self.seed)
         if self.cloud is not None and self.random.random() < cloud.MARKERS_SHARE:
             remote = self.config.phase2.model_copy(update={"mode": "remote"})
             self.config = self.config.model_copy(update={"phase2": remote})
@@ -177,7 +177,7 @@ class NightCampaign:
                 ledger=DocumentLedger(HOME / "acme" / "ledger.jsonl", self.disk, self.clock, at=self.at(process)),
                 graph=self.graph.opened,
                 markers=self.markers(self.at(process)),
-                corpora=Corpora(HOME / "acme" / "corpora", self.disk, doubles.parse_here),
+                corpora=Corpora(HOME / "acme" / "corpora", self.disk, doubles.parse_in_process),
                 versions=versions,
                 objects=self.cloud,
             ),
@@ -187,9 +187,9 @@ class NightCampaign:
             boot_id="boot",
             base_model="base",
             alone=doubles.Lease({} if worker else self.lease, process).alone,
-            parse=RememberedParse(doubles.parse_here),
+            parse=RememberedParse(doubles.parse_in_process),
             at=self.at(process),
-            loop=doubles.run_in(self.clock),
+            loop=doubles.make_runner(self.clock),
         )
 
     def training_seconds(self) -> float:
@@ -238,7 +238,7 @@ class NightCampaign:
         if fault.kind in ("crash", "power"):
             self.die(fault.kind == "power")
         elif fault.kind == "second-night":
-            self.aside(lambda: self.night_of(self.spawn()))
+            self.aside(lambda: self.run_night(self.spawn()))
         elif fault.kind == "worker":
             self.aside(self.work_aside)
         elif fault.kind == "asleep":
@@ -330,10 +330,10 @@ class NightCampaign:
         FLUSH(self.disk, DOCUMENTS / name)
         FLUSH_FOLDER(self.disk, DOCUMENTS)
         self.contents[name] = text
-        self.texts |= {content_sha256(part.encode()): part for part in parts_of(text)}
+        self.texts |= {content_sha256(part.encode()): part for part in split_text(text)}
 
     def fill_corpora(self, most: int) -> None:
-        corpora = Corpora(HOME / "acme" / "corpora", self.disk, doubles.parse_here)
+        corpora = Corpora(HOME / "acme" / "corpora", self.disk, doubles.parse_in_process)
         for bucket in self.config.buckets:
             count = self.random.randint(0, most)
             start = self.corpora[bucket.name]
@@ -396,19 +396,19 @@ class NightCampaign:
 
     def doubtful(self) -> dict[tuple[str, str], str]:
         """Documents whose write to the graph was begun and never recorded, as the next night will find them."""
-        return Intents(self.world(doubles.Process(0))).unsettled()
+        return Intents(self.world(doubles.Process(0))).list_unsettled()
 
     def digests(self, file: str) -> list[str]:
         """Return what the parts of a document contain now."""
-        return [content_sha256(part.encode()) for part in parts_of(self.contents[file])]
+        return [content_sha256(part.encode()) for part in split_text(self.contents[file])]
 
     def digest(self, name: str) -> str:
         """Return what a document, or a part of one, contains now."""
-        file, part = file_of(name)
+        file, part = split_part_name(name)
         digests = self.digests(file)
         return digests[part - 1] if part <= len(digests) else GONE
 
-    def night_of(self, process: doubles.Process, trouble: set[str] | None = None) -> NightReport | None:
+    def run_night(self, process: doubles.Process, trouble: set[str] | None = None) -> NightReport | None:
         """Return one attempt by one process; None if it died."""
         self.acting.append(process)
         try:
@@ -481,9 +481,9 @@ class NightCampaign:
             self.effect(f"upload of {name}", matches[0].run_key)
 
 
-def parts_of(text: str) -> tuple[str, ...]:
+def split_text(text: str) -> tuple[str, ...]:
     """Return the parts in which a night reads a document."""
-    return split_document(text, MAX_DOCUMENT_CHARS, overlap_of(MAX_DOCUMENT_CHARS))
+    return split_document(text, MAX_DOCUMENT_CHARS, choose_overlap(MAX_DOCUMENT_CHARS))
 
 
 def tuple_value(method: str, number: int) -> dict[str, str]:

@@ -68,7 +68,7 @@ class FlakyBucket(Flaky, BucketStore):
 FlakyStore = FlakyFolder | FlakyBucket
 
 
-def some_store(chance: random.Random, seed: int) -> FlakyStore | None:
+def choose_store(chance: random.Random, seed: int) -> FlakyStore | None:
     """No store, a folder or a bucket."""
     if chance.random() >= WITH_STORE:
         return None

@@ -1,4 +1,4 @@
-"""What a simulated night has instead of the world: a clock, disks that forget, a device, a model, a trainer, a cloud.
+"""Doubles of a simulated night: a clock, disks that forget, a device, a model, a trainer, a cloud.
 
 Only these are faked: the clock, file-system calls, HTTP (the model's and the graph server's answers, the object store's
 connection), the ends of processes, the trainer's weights, and the children that parse documents. Stores, markers,
@@ -25,7 +25,7 @@ from trainyard.data.limited.requests import ParsedItem, ParseItem
 from trainyard.errors import Conflict, Unavailable
 from trainyard.json_types import JsonMapping
 from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
-from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, Complete, Messages, document_of
+from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, Complete, Messages, parse_prompt
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.files import make_folders
@@ -87,7 +87,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self.clock.monotonic()
 
 
-def run_in(clock: SimulatedClock) -> Callable[[Coroutine[object, object, None]], None]:
+def make_runner(clock: SimulatedClock) -> Callable[[Coroutine[object, object, None]], None]:
     def run(coroutine: Coroutine[Any, Any, None]) -> None:
         loop = SimulatedLoop(clock)
         try:
@@ -115,7 +115,7 @@ class Process:
 
 @dataclass
 class Lease:
-    """One process's view of the device's lease; the kernel frees it when its holder dies."""
+    """A process's view of the device's lease; the kernel frees it when its holder dies."""
 
     shared: dict[str, Process]
     process: Process
@@ -135,7 +135,7 @@ class Lease:
 
 @dataclass
 class SimulatedDevice:
-    """Who computes on it: `server`, `training`, `external`."""
+    """Process that computes on it: `server`, `training`, `external`."""
 
     holders: dict[str, float] = field(default_factory=dict)
     """Holder -> monotonic second at which it leaves; infinity: never."""
@@ -188,7 +188,7 @@ class SimulatedServer:
             raise Crash
         if not self.answering or ("refuses" in self.trouble and self.chance.random() < 0.5):
             raise Unavailable("The model server refused.", do="Look at its log.", code="E-SERVER-REFUSED")
-        return answer_of(document_of(messages)[0])
+        return write_answer(parse_prompt(messages)[0])
 
     def drain(self, timeout_s: float) -> None:
         self.answering = False
@@ -207,12 +207,12 @@ class SimulatedServer:
             raise Conflict("The device is in use.", do="End that program.", code="E-DEVICE-OCCUPIED")
 
 
-def parse_here(items: Sequence[ParseItem]) -> list[ParsedItem]:
+def parse_in_process(items: Sequence[ParseItem]) -> list[ParsedItem]:
     """`requests.Parse` in this process: the bytes are the simulator's own, and a child for each night costs seconds."""
     return list(map(parse_item, items))
 
 
-def answer_of(text: str) -> str:
+def write_answer(text: str) -> str:
     """Return what a model that reads `kind name` lines under headings answers; a line `nonsense` spoils the answer."""
     if "nonsense" in text:
         return "I would rather not."

@@ -1,4 +1,4 @@
-"""Bugs that are injected on purpose: each is a mistake that somebody could make, and the simulator has to find it.
+"""Bugs that are injected on purpose: each is a plausible mistake, and the simulator has to find it.
 
     trainyard nightly simulate --nights 2000 --inject ledger-before-graph        ends with exit code 1
 
@@ -52,7 +52,7 @@ def nonsense_is_done(self: extracting.Writer, content: Any, extraction: Any, rea
 
 def complete_first(lease: claim.ClaimLease, config: Any, deadline: float) -> object:
     world, marker = lease.world, lease.claim.marker
-    version = publish.registered(world, marker.tenant, marker.role, marker.name)
+    version = publish.find_registered(world, marker.tenant, marker.role, marker.name)
     if version is None:
         trained, verdict = claim.train_and_judge(lease, config, deadline)
         if not verdict.better:
@@ -70,7 +70,7 @@ def manifest_first(world: NightDeps, objects: Any, version: Any, sure: Callable[
         world.stores.versions.path(version),
         uploads.version_prefix(version.tenant, version.role, version.version),
     )
-    uploads.create(objects, f"{prefix}/manifest.json", uploads.manifest_of(version))
+    uploads.create(objects, f"{prefix}/manifest.json", uploads.build_manifest(version))
     for name in sorted(version.files):
         world.at("night.upload.file")
         uploads.upload_file(world.files, objects, folder / name, f"{prefix}/{name}", version.files[name]["sha256"])
@@ -78,18 +78,18 @@ def manifest_first(world: NightDeps, objects: Any, version: Any, sure: Callable[
 
 
 def highest_plus_one(files: Any, folder: Path) -> int:
-    complete = [n for n in adapters.numbers_in(files, folder) if files.exists(folder / f"v{n}" / "manifest.json")]
+    complete = [n for n in adapters.list_numbers(files, folder) if files.exists(folder / f"v{n}" / "manifest.json")]
     number = max(complete, default=0) + 1
     files.mkdir(folder / f"v{number}")
     return number
 
 
-def not_reserved(_objects: object, versions: Any, tenant: str, role: str, _key: str) -> int:
+def skip_reservation(_objects: object, versions: Any, tenant: str, role: str, _key: str) -> int:
     """The local disk alone decides about numbers."""
     return max((version.version for version in versions.list(tenant, role)), default=0) + 1
 
 
-def never_growing(record: records.MarkerRecord, clock: Any, lease_s: float) -> records.MarkerRecord:
+def keep_fencing(record: records.MarkerRecord, clock: Any, lease_s: float) -> records.MarkerRecord:
     """The fencing number stays 1, so that a claim of yesterday looks like today's."""
     return replace(RENEWED(record, clock, lease_s), fence=1)
 
@@ -128,7 +128,7 @@ def overwrites(files: Any, objects: Any, path: Path, name: str, _sha256: str) ->
     objects.put(name, files.read(path), metadata={"sha256": _sha256})
 
 
-def adds_up(self: Any, mutations: Any) -> Any:
+def keep_old_facts(self: Any, mutations: Any) -> Any:
     """Return an edited document adds to what its earlier content stated."""
     renamed = [
         extracting.Mutation(**{**vars(mutation), "name": f"{mutation.name}#{mutation.content_sha256}"})
@@ -140,35 +140,35 @@ def adds_up(self: Any, mutations: Any) -> Any:
 MUTATE = doubles.FlakyGraph.mutate
 
 
-def table() -> dict[str, tuple[Swap, ...]]:
+def build_swaps() -> dict[str, tuple[Swap, ...]]:
     """Name -> what is replaced."""
     return {
         "no-fsync": ((SimulatedFiles, "fsync", always()),),
         "no-folder-fsync": ((SimulatedFiles, "fsync_folder", always()),),
         "ledger-before-graph": ((extracting.Writer, "flush", ledger_first),),
         "quarantine-as-done": ((extracting.Writer, "entry", nonsense_is_done),),
-        "edited-adds": ((doubles.FlakyGraph, "mutate", adds_up),),
-        "keeps-parts-that-are-gone": ((extracting, "gone_parts", always({})),),
+        "edited-adds": ((doubles.FlakyGraph, "mutate", keep_old_facts),),
+        "keeps-parts-that-are-gone": ((extracting, "find_gone_parts", always({})),),
         "no-lease-check": tuple((claim.ClaimLease, look, always()) for look in ("assert_held", "renew_if_due")),
         "claim-without-fencing": (
-            (records, "renew_claim", never_growing),
+            (records, "renew_claim", keep_fencing),
             (records.MarkerRecord, "belongs_to", always(True)),
         ),
         "steals-live-claims": ((records, "is_stale", always(True)),),
         "claims-without-precondition": ((remote.ObjectMarkers, "_put", put_anyway),),
         "complete-before-publish": ((claim, "bring_to_end", complete_first),),
         "manifest-first": ((publish, "upload", manifest_first),),
-        "max-plus-one-version": ((adapters, "reserve", highest_plus_one), (publish, "reserve", not_reserved)),
+        "max-plus-one-version": ((adapters, "reserve", highest_plus_one), (publish, "reserve", skip_reservation)),
         "trains-again": (
-            (claim, "registered", always()),
+            (claim, "find_registered", always()),
             (adapters.AdapterRegistry, "_with_key", always()),
-            (publish, "reserve", not_reserved),
+            (publish, "reserve", skip_reservation),
         ),
         "overwrites-versions": ((uploads, "upload_file", overwrites),),
         "live-goes-backwards": ((claim, "point", backwards),),
         "device-not-measured": ((doubles.SimulatedServer, "prove_free", always()),),
-        "trains-without-proof": ((phases, "why_not_here", always("")),),
-        "trains-on-live-corpus": ((claim, "tuples_of", today),),
+        "trains-without-proof": ((phases, "explain_no_training", always("")),),
+        "trains-on-live-corpus": ((claim, "fetch_tuples", today),),
         "counts-invalid-lines": ((Corpora, "read", counts_lines),),
         "forgets-what-was-trained": ((phases, "last_trained", always(frozenset())),),
         "same-night-twice": ((report, "read_report", always()),),
@@ -176,14 +176,14 @@ def table() -> dict[str, tuple[Swap, ...]]:
     }
 
 
-INJECTED_BUGS = tuple(table())
+INJECTED_BUGS = tuple(build_swaps())
 
 
 DATES, QUIET_DATES = 6, 3
 """Dates with faults, and those without at the end, of one campaign."""
 
 
-def campaign_of(seed: int) -> NightCampaign:
+def run_campaign(seed: int) -> NightCampaign:
     """Return one campaign, carried out."""
     campaign = NightCampaign(seed)
     for date in range(DATES + QUIET_DATES):
@@ -191,27 +191,27 @@ def campaign_of(seed: int) -> NightCampaign:
         campaign.heal()
         campaign.day() if not quiet else None
         for attempt in range(MOST_ATTEMPTS):
-            one_attempt(campaign, quiet or attempt == MOST_ATTEMPTS - 1)
+            run_attempt(campaign, quiet or attempt == MOST_ATTEMPTS - 1)
             if campaign.violations or (campaign.reports and campaign.reports[-1].state == "completed"):
                 break
         campaign.next_date()
     if not campaign.violations:
-        invariants.at_the_end(campaign)
+        invariants.check_end(campaign)
     return campaign
 
 
-def one_attempt(campaign: NightCampaign, quiet: bool) -> None:
+def run_attempt(campaign: NightCampaign, quiet: bool) -> None:
     campaign.heal_connections()
     trouble: set[str] = set()
     if not quiet:
         campaign.faults, trouble = campaign.draw_faults()
     count = len(campaign.reports)
     campaign.attempts += 1
-    campaign.night_of(campaign.spawn(), trouble)
+    campaign.run_night(campaign.spawn(), trouble)
     campaign.settle()
     invariants.check(campaign)
     for night_report in campaign.reports[count:]:
         invariants.report(campaign, night_report)
 
 
-simulate = Simulator(campaign_of, table, DATES + QUIET_DATES).run
+simulate = Simulator(run_campaign, build_swaps, DATES + QUIET_DATES).run

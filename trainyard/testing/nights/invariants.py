@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 
 from trainyard.data.corpora import Corpora
-from trainyard.night.extracting import version_of
+from trainyard.night.extracting import describe_version
 from trainyard.night.report import NightReport
 from trainyard.night.streams import GONE, part_name
 from trainyard.serve.extraction.extraction import parse
@@ -20,9 +20,9 @@ from trainyard.stores.documents import DocumentLedger, Entry
 from trainyard.stores.graph.facts import Mutation, document_key
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import MarkerRecord, MarkerState
-from trainyard.stores.objects.versions import manifest_of, version_prefix
+from trainyard.stores.objects.versions import build_manifest, version_prefix
 from trainyard.testing.nights.campaign import HOME, NightCampaign
-from trainyard.testing.nights.doubles import answer_of, parse_here
+from trainyard.testing.nights.doubles import parse_in_process, write_answer
 
 STREAMS = {"md": "notes", "json": "records"}
 SLACK_S = 60.0
@@ -32,10 +32,10 @@ SLACK_S = 60.0
 def check(campaign: NightCampaign) -> None:
     """Check after an attempt that no process is running, and all that was acknowledged is there and consistent."""
     for rule in (ledger_and_graph, versions, markers, cloud):
-        guarded(campaign, rule)
+        check_rule(campaign, rule)
 
 
-def guarded(campaign: NightCampaign, rule: Callable[[NightCampaign], None]) -> None:
+def check_rule(campaign: NightCampaign, rule: Callable[[NightCampaign], None]) -> None:
     """A store that cannot be read any more is a violation too."""
     try:
         rule(campaign)
@@ -43,28 +43,32 @@ def guarded(campaign: NightCampaign, rule: Callable[[NightCampaign], None]) -> N
         campaign.violated(f"{rule.__name__}: {type(error).__name__}: {error}")
 
 
-def ledger_of(campaign: NightCampaign) -> DocumentLedger:
+def open_ledger(campaign: NightCampaign) -> DocumentLedger:
     return DocumentLedger(HOME / "acme" / "ledger.jsonl", campaign.disk, campaign.clock)
 
 
-def key_of(campaign: NightCampaign, entry: Entry) -> str:
+def format_key(campaign: NightCampaign, entry: Entry) -> str:
     return document_key(campaign.config.tenant, entry.key.stream, entry.key.content_sha256, entry.key.version)
 
 
 def ledger_and_graph(campaign: NightCampaign) -> None:
     """A document that is done is in the graph; one that nobody could read is not done."""
     documents = campaign.graph.documents()
-    entries = ledger_of(campaign).current()
+    entries = open_ledger(campaign).current()
     for entry in entries:
         campaign.checked += 1
-        if entry.status == "done" and key_of(campaign, entry) not in documents and not to_be_redone(campaign, entry):
+        if (
+            entry.status == "done"
+            and format_key(campaign, entry) not in documents
+            and not to_be_redone(campaign, entry)
+        ):
             campaign.violated(f"{entry.name} is done in the ledger and not in the graph")
         text = campaign.texts.get(entry.key.content_sha256)
         if entry.status == "done" and text is not None and "nonsense" in text:
             campaign.violated(f"{entry.name} is done although its answer did not conform")
         if entry.status == "done":
             campaign.last_done[entry.key.stream, entry.name] = entry
-    keys = {entry.key for entry in ledger_of(campaign).entries()}
+    keys = {entry.key for entry in open_ledger(campaign).entries()}
     campaign.expect(campaign.recorded <= keys, "the ledger lost an entry that it had acknowledged")
     campaign.recorded |= keys
 
@@ -131,7 +135,7 @@ def was_due(campaign: NightCampaign, record: MarkerRecord, completed: list[Marke
     """A new marker names a whole snapshot in which enough tuples are new since the last completed training."""
     marker = record.marker
     bucket = next(bucket for bucket in campaign.config.buckets if bucket.name == marker.bucket)
-    corpora = Corpora(HOME / "acme" / "corpora", campaign.disk, parse_here)
+    corpora = Corpora(HOME / "acme" / "corpora", campaign.disk, parse_in_process)
     tuples = corpora.open(marker.bucket, marker.method, marker.corpus_sha256)
     earlier = [other.marker for other in completed if other.marker.bucket == marker.bucket]
     digests: set[str] = set()
@@ -157,7 +161,7 @@ def readable(campaign: NightCampaign, version: AdapterVersion) -> bool:
     assert campaign.cloud is not None
     prefix = version_prefix(version.tenant, version.role, version.version)
     there = campaign.cloud.head(f"{prefix}/manifest.json")
-    return there is not None and campaign.cloud.get(f"{prefix}/manifest.json") == manifest_of(version)
+    return there is not None and campaign.cloud.get(f"{prefix}/manifest.json") == build_manifest(version)
 
 
 def cloud(campaign: NightCampaign) -> None:
@@ -200,18 +204,18 @@ def report(campaign: NightCampaign, night_report: NightReport) -> None:
             campaign.violated(f"{phase} of {night_report.run} took {spent:.0f} s of {budget:.0f}")
 
 
-def at_the_end(campaign: NightCampaign) -> None:
+def check_end(campaign: NightCampaign) -> None:
     """After nights without faults: nothing waits, the graph is what the documents say, the newest adapter is live."""
-    guarded(campaign, everything_read)
-    guarded(campaign, everything_trained)
+    check_rule(campaign, check_everything_read)
+    check_rule(campaign, check_everything_trained)
     campaign.checked += 1
     if not campaign.reports or campaign.reports[-1].state == "failed":
         why = campaign.reports[-1].failures if campaign.reports else "no night ended"
         campaign.violated(f"the last night failed without a fault: {why}")
 
 
-def everything_read(campaign: NightCampaign) -> None:
-    entries = {(entry.key.stream, entry.name): entry for entry in ledger_of(campaign).current()}
+def check_everything_read(campaign: NightCampaign) -> None:
+    entries = {(entry.key.stream, entry.name): entry for entry in open_ledger(campaign).current()}
     digests = {entry.key.content_sha256: entry for entry in entries.values()}
     oracle = MemoryGraph()
     stated = {
@@ -220,7 +224,7 @@ def everything_read(campaign: NightCampaign) -> None:
     }
     stated |= half_written(campaign, entries)
     for (stream, name), (sha256, version) in stated.items():
-        extraction = parse(answer_of(campaign.texts[sha256]))
+        extraction = parse(write_answer(campaign.texts[sha256]))
         fields = (campaign.config.tenant, stream, name, sha256, version)
         oracle.mutate([Mutation(*fields, extraction.entities, extraction.relations)])
     same = list(oracle.dump()) == list(campaign.graph.dump())
@@ -234,7 +238,8 @@ def everything_read(campaign: NightCampaign) -> None:
             content_entry = digests.get(sha256)
             status = "quarantined" if "nonsense" in campaign.texts[sha256] else "done"
             if content_entry is None or (
-                content_entry.status != status and content_entry.key.version == version_of(campaign.config.serving)
+                content_entry.status != status
+                and content_entry.key.version == describe_version(campaign.config.serving)
             ):
                 campaign.violated(f"{name} was never {status}")
             name_entry = entries.get((STREAMS[file.rpartition(".")[2]], name))
@@ -259,7 +264,7 @@ def half_written(
     return contents
 
 
-def everything_trained(campaign: NightCampaign) -> None:
+def check_everything_trained(campaign: NightCampaign) -> None:
     store = campaign.markers()
     for name, state in store.states().items():
         campaign.checked += 1

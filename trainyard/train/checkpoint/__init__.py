@@ -1,1 +1,1 @@
-"""What a run needs for a bit-identical resume: its state, and its checkpoints."""
+"""State for a bit-identical resume: its state, and its checkpoints."""

@@ -94,7 +94,7 @@ def newest_valid(root: Path, files: Files = DISK) -> FoundCheckpoint:
     tidy(root, files)
     aside: list[str] = []
     for path, step in checkpoints(root, files):
-        damage = damage_of(path, files)
+        damage = find_damage(path, files)
         if damage is None:
             flush_name(files, path)
             return FoundCheckpoint(path, step, tuple(aside))
@@ -112,7 +112,7 @@ def tidy(root: Path, files: Files = DISK) -> None:
             whole.finish_exchange(files, root / name, root / name.removeprefix(".").removesuffix(REPLACED))
 
 
-def damage_of(folder: Path, files: Files = DISK) -> str | None:
+def find_damage(folder: Path, files: Files = DISK) -> str | None:
     """Return what is wrong with a checkpoint; None if every file is as its manifest says."""
     try:
         expected = dict(json.loads(files.read(folder / MANIFEST))["files"])

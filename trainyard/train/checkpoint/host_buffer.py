@@ -37,7 +37,7 @@ Shape = tuple[str, torch.dtype, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Where each tensor lies in the data of the file."""
+    """Layout of the tensors in the data of the file."""
 
     shapes: tuple[Shape, ...]
     """Name, type and shape, in the order of the file."""
@@ -52,11 +52,13 @@ class TensorLayout:
         return zip(self.shapes, (0, *self.ends), self.ends, strict=False)
 
 
-def layout_of(shapes: tuple[Shape, ...]) -> TensorLayout:
+def plan_layout(shapes: tuple[Shape, ...]) -> TensorLayout:
     """Tensors of whole cache lines first: they all begin at one, and a copy to another place takes a fifth longer.
     Of the rest the wide types first, so that every tensor begins at a multiple of its element's size."""
-    order = tuple(sorted(shapes, key=lambda shape: (size_of(shape) % CACHE_LINE != 0, -shape[1].itemsize, shape[0])))
-    ends = tuple(accumulate(map(size_of, order)))
+    order = tuple(
+        sorted(shapes, key=lambda shape: (count_bytes(shape) % CACHE_LINE != 0, -shape[1].itemsize, shape[0]))
+    )
+    ends = tuple(accumulate(map(count_bytes, order)))
     described: JsonObject = {
         name: {"dtype": dtype_name(name, dtype), "shape": list(shape), "data_offsets": [start, end]}
         for (name, dtype, shape), start, end in zip(order, (0, *ends), ends, strict=False)
@@ -66,7 +68,7 @@ def layout_of(shapes: tuple[Shape, ...]) -> TensorLayout:
     return TensorLayout(order, ends, len(text).to_bytes(8, "little") + text)
 
 
-def size_of(shape: Shape) -> int:
+def count_bytes(shape: Shape) -> int:
     """Return bytes."""
     return torch.Size(shape[2]).numel() * shape[1].itemsize
 
@@ -79,14 +81,14 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
 
 
 class HostBuffer:
-    """One block of host memory that the tensors of a save are copied into; kept and used again by later saves.
+    """A block of host memory that the tensors of a save are copied into; kept and used again by later saves.
 
     Fresh memory costs a page fault per 4 KiB, several times the copy itself: reuse makes staging cheap.
     """
 
     def __init__(self) -> None:
         self.data_N = torch.empty(0, dtype=torch.uint8)
-        self.layout = layout_of(())
+        self.layout = plan_layout(())
         self._views: dict[str, torch.Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._device_copies: list[torch.Tensor] = []
@@ -95,7 +97,7 @@ class HostBuffer:
         """Have at least `size` bytes, touched once, so that the first save does not pay for new memory."""
         if self.data_N.numel() < size or (pinned and not self.data_N.is_pinned()):
             self.data_N = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).zero_()
-            self.layout, self._views = layout_of(()), {}
+            self.layout, self._views = plan_layout(()), {}
 
     @torch.no_grad()
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -112,7 +114,7 @@ class HostBuffer:
 
     def _stage_device(self, device: torch.device, tensors: Mapping[str, torch.Tensor]) -> None:
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
-        copied = fits_on_device(bytes_of(tensors), device)
+        copied = fits_on_device(sum_bytes(tensors), device)
         sources = {name: value.clone() if copied else value for name, value in tensors.items()}
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -147,7 +149,7 @@ class HostBuffer:
         pinned = any(value.is_cuda for value in tensors.values())
         if tuple(sorted(self.layout.shapes, key=lambda shape: shape[0])) == shapes and self._views:
             return
-        layout = layout_of(shapes)
+        layout = plan_layout(shapes)
         self.reserve(layout.size, pinned=pinned)
         self.layout = layout
         self._views = {
@@ -155,7 +157,7 @@ class HostBuffer:
         }
 
 
-def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
+def sum_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in tensors.values())
 
 

@@ -26,14 +26,14 @@ from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.objects import addresses
 from trainyard.stores.whole import MANIFEST, flush_tree, move_folder, new_file, whole_or_nothing
-from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, damage_of, newest_valid, quarantine
-from trainyard.train.checkpoint.retention import Best, list_prunable, metric_of
+from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, find_damage, newest_valid, quarantine
+from trainyard.train.checkpoint.retention import Best, list_prunable, read_metric
 
 STEP = re.compile(r"step-(\d{10})/(.+)")
 
 
 class MirrorStore(Protocol):
-    """What a mirror needs of a store. Names are relative, with slashes."""
+    """Store of a mirror. Names are relative, with slashes."""
 
     def put(self, name: str, path: Path) -> None:
         """Store a file atomically: a reader of the name sees the old bytes or the new ones."""
@@ -198,7 +198,7 @@ def file_names(folder: Path) -> list[str]:
     return sorted(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"])
 
 
-def mirrored_steps(store: MirrorStore) -> dict[int, bool]:
+def list_mirrored_steps(store: MirrorStore) -> dict[int, bool]:
     """Step -> whether its manifest is there, newest first."""
     steps: dict[int, bool] = {}
     for name in store.names():
@@ -209,12 +209,12 @@ def mirrored_steps(store: MirrorStore) -> dict[int, bool]:
 
 def prune(store: MirrorStore, newest: int, keep: int, best: Best, keep_best: int = 1) -> None:
     """Remove what is no longer needed, and what an ended process left half-copied."""
-    steps = mirrored_steps(store)
+    steps = list_mirrored_steps(store)
     metrics: dict[int, float | None] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for step in (step for step, whole in steps.items() if whole):
             store.get(f"step-{step:010d}/{MANIFEST}", Path(scratch) / MANIFEST)
-            metrics[step] = metric_of(Path(scratch))
+            metrics[step] = read_metric(Path(scratch))
     torn = [step for step, whole in steps.items() if not whole and step != newest]
     for step in [*list_prunable(metrics, keep, best, keep_best), *torn]:
         # The manifest first: a half-removed checkpoint does not exist.
@@ -235,7 +235,7 @@ def find_newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
         return local_newest
     store, damaged = open_store(mirror), list(local_newest.quarantined)
     try:
-        for step in (step for step, whole in mirrored_steps(store).items() if whole):
+        for step in (step for step, whole in list_mirrored_steps(store).items() if whole):
             if local_newest.path is not None and step <= local_newest.step:
                 break
             damage = fetch(store, step, root)
@@ -261,7 +261,7 @@ def find_step(root: Path, step: int, mirror: str | None = None) -> Path | None:
     if path.is_dir():
         return path
     store = open_store(mirror) if mirror else None
-    if store is None or not mirrored_steps(store).get(step) or fetch(store, step, root) is not None:
+    if store is None or not list_mirrored_steps(store).get(step) or fetch(store, step, root) is not None:
         return None
     return path
 
@@ -273,7 +273,7 @@ def fetch(store: MirrorStore, step: int, root: Path) -> str | None:
     with whole_or_nothing(temporary):
         folder = temporary / name
         folder.mkdir()
-        damage = download(store, name, folder) or damage_of(folder)
+        damage = download(store, name, folder) or find_damage(folder)
         if damage is None:
             flush_tree(DISK, folder)
             move_folder(DISK, folder, root / name)

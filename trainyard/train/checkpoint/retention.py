@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest ones, and the best by their metric."""
+"""Retention of checkpoints: the newest ones, and the best by their metric."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def list_best(metrics: Mapping[int, float], best: Best) -> list[int]:
     return sorted(metrics, key=lambda step: (-metrics[step] if falling else metrics[step], step))
 
 
-def metric_of(folder: Path) -> float | None:
+def read_metric(folder: Path) -> float | None:
     """Return the metric in a checkpoint's manifest; None without one, if it cannot be compared, or cannot be read.
 
     A damaged manifest is found, reported and quarantined at the next start; it must not end a running training.

@@ -1,4 +1,4 @@
-"""Everything that decides the next number of a training run, as named tensors and plain values.
+"""Complete state of a training run, as named tensors and plain values.
 
 Leaving out any one of them changes the bits of what follows; `trainyard prove-resume` drops each in turn and has to see
 it. Nothing is pickled: tensors go to safetensors, the rest to JSON.
@@ -32,7 +32,7 @@ from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.chain import digest
 from trainyard.stores.whole import write_folder
-from trainyard.train.checkpoint.checkpoints import damage_of
+from trainyard.train.checkpoint.checkpoints import find_damage
 from trainyard.train.checkpoint.streams import Sealer, is_sealed, read_bytes, write_bytes
 from trainyard.train.contracts import ONE_PROCESS
 
@@ -242,14 +242,14 @@ def require_same_processes(before: JsonMapping, now: JsonMapping) -> None:
     """A sharded state continues where the same shards are. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`)."""
     if before != now:
         raise Corrupt(
-            f"The checkpoint was made by {in_words(before)}, and this run has {in_words(now)}.",
+            f"The checkpoint was made by {describe_layout(before)}, and this run has {describe_layout(now)}.",
             why="Each process has its own share of rows, gradients, optimizer state and random numbers.",
             do="Continue with the same launch settings, or start the training again; weights alone fit any of them.",
             code="E-CHECKPOINT-MISMATCH",
         )
 
 
-def in_words(layout: JsonMapping) -> str:
+def describe_layout(layout: JsonMapping) -> str:
     """`4 processes (fsdp_hybrid, shard_size 2)`."""
     count = layout["processes"]
     rest = [str(layout["strategy"]), *(f"{name} {layout[name]}" for name in ("shard_size",) if name in layout)]
@@ -277,7 +277,7 @@ def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str, sealer: 
         write_bytes(folder / VALUE_FILE, json.dumps(values).encode(), sealer)
 
     write_folder(final, write_state)
-    return {"name": name, "path": str(final), "kind": kind, "sha256": digest_of(final)}
+    return {"name": name, "path": str(final), "kind": kind, "sha256": read_digest(final)}
 
 
 def require_name(name: str) -> None:
@@ -300,12 +300,12 @@ def load_snapshot(root: Path, name: str, sealer: Sealer | None = None) -> tuple[
             why=f"There are: {', '.join(saved_names) or 'none'}.",
             code="E-NOT-FOUND",
         )
-    if (damage := damage_of(folder)) is not None:
+    if (damage := find_damage(folder)) is not None:
         raise Corrupt(
             f"The saved state {name!r} is damaged: {damage}.", do="Load an earlier one.", code="E-CHECKPOINT-CORRUPT"
         )
     snapshot = Snapshot.from_flat(*read_state(folder, sealer))
-    return snapshot, {"name": name, "path": str(folder), "sha256": digest_of(folder)}
+    return snapshot, {"name": name, "path": str(folder), "sha256": read_digest(folder)}
 
 
 def read_state(folder: Path, sealer: Sealer | None = None) -> tuple[Tensors, JsonObject]:
@@ -322,7 +322,7 @@ def read_state(folder: Path, sealer: Sealer | None = None) -> tuple[Tensors, Jso
         ) from error
 
 
-def digest_of(folder: Path) -> str:
+def read_digest(folder: Path) -> str:
     """Digest over the files of a saved state, as its manifest gives them."""
     files = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["files"]
     return digest({name: entry["sha256"] for name, entry in files.items()})

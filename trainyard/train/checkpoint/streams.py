@@ -1,4 +1,4 @@
-"""How the bytes of a checkpoint reach the disk: as they are, or sealed by a key; with their SHA-256 in one pass.
+"""Streams of checkpoint bytes to the disk: as they are, or sealed by a key; with their SHA-256 in one pass.
 
 The digest is that of the bytes on the disk, so a checkpoint is verified without the key. Imports no cryptography: who
 has a key brings the `Sealer` (`cipher.py`).

@@ -28,10 +28,10 @@ from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import Described
-from trainyard.train.checkpoint.checkpoints import checkpoints, commit, damage_of, drop
-from trainyard.train.checkpoint.host_buffer import HostBuffer, bytes_of, fits_in_memory, require_finite
+from trainyard.train.checkpoint.checkpoints import checkpoints, commit, drop, find_damage
+from trainyard.train.checkpoint.host_buffer import HostBuffer, fits_in_memory, require_finite, sum_bytes
 from trainyard.train.checkpoint.mirror import Mirror, find_newest
-from trainyard.train.checkpoint.retention import Best, list_prunable, metric_of
+from trainyard.train.checkpoint.retention import Best, list_prunable, read_metric
 from trainyard.train.checkpoint.streams import Sealer, is_sealed, read_bytes, write_bytes
 
 __all__ = ["CheckpointWriter", "Staged", "find_newest", "load_checkpoint"]
@@ -44,7 +44,7 @@ BUFFERS = 2
 
 @dataclass(frozen=True)
 class Staged:
-    """What a save cost the training; the rest happens behind its back."""
+    """Cost of a save to the training; the rest happens behind its back."""
 
     step: int
     bytes: int
@@ -100,7 +100,7 @@ class CheckpointWriter:
         """Take the memory for saves of this size now, so that the first one does not pay for it."""
         if not self._free and not self._pending:
             self._free.append(HostBuffer())
-            self._free[0].reserve(bytes_of(tensors), pinned=any(value.is_cuda for value in tensors.values()))
+            self._free[0].reserve(sum_bytes(tensors), pinned=any(value.is_cuda for value in tensors.values()))
 
     def save(
         self,
@@ -116,7 +116,7 @@ class CheckpointWriter:
         thread reads it. A checkpoint of the same step is replaced.
         """
         started = time.perf_counter()
-        buffer = self._take_buffer(bytes_of(tensors))
+        buffer = self._take_buffer(sum_bytes(tensors))
         waited_s = time.perf_counter() - started
         buffer.stage(tensors)
         written = self._executor.submit(self._write, buffer, step, values, metric)
@@ -183,7 +183,7 @@ class CheckpointWriter:
         """What is being mirrored stays until the next checkpoint is there."""
         busy = self.mirror.busy if self.mirror is not None else set()
         folders = {step: path for path, step in checkpoints(self.root)}
-        metrics = {step: metric_of(path) for step, path in folders.items()}
+        metrics = {step: read_metric(path) for step, path in folders.items()}
         for step in list_prunable(metrics, self.keep, self.best, self.keep_best):
             if step not in busy:
                 drop(folders[step])
@@ -197,7 +197,7 @@ def load_checkpoint(
     `verify=False` is for a path that `find_newest` has verified just now. Raises `Corrupt`: `E-CHECKPOINT-CORRUPT`, or
     `E-CHECKPOINT-MISMATCH` for one that another version or another backend wrote.
     """
-    damage = damage_of(path) if verify else None
+    damage = find_damage(path) if verify else None
     if damage is not None:
         raise Corrupt(
             f"The checkpoint {path.name} is damaged: {damage}.",

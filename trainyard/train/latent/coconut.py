@@ -28,7 +28,7 @@ from trainyard.spec.axes.latent import CoconutSettings, LatentSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, Encoded, StageSpec
 from trainyard.train.latent import rollout, rows
-from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of, own_vectors
+from trainyard.train.latent.contract import LatentModule, LatentSpec, build_stage, build_vectors
 from trainyard.train.model.sampling import Reading
 
 START, END, THOUGHT = 1, 2, 3
@@ -42,7 +42,7 @@ class CoconutModule(LatentModule):
 
     def __init__(self, model: Any, settings: CoconutSettings) -> None:
         super().__init__(settings)
-        self.vectors_KD = own_vectors(model, END if settings.feedback else THOUGHT)
+        self.vectors_KD = build_vectors(model, END if settings.feedback else THOUGHT)
 
     def hidden_states(self, model: Any, batch: Batch) -> torch.Tensor:
         embeds_BTD = rollout.embed(model, batch, self.vectors_KD)
@@ -66,7 +66,7 @@ class CoconutModule(LatentModule):
         if self.settings.markers:
             end_B1D = self.vectors_KD[END - 1].expand(len(ids_BT), 1, -1).to(hidden_BD.dtype)
             reading, hidden_BD = rollout.think(model, reading, end_B1D)
-        return reading, rollout.logits_of(model, hidden_BD)
+        return reading, rollout.compute_logits(model, hidden_BD)
 
 
 def keep(hidden_BTD: torch.Tensor) -> torch.Tensor:
@@ -90,12 +90,12 @@ def stage_of_row(settings: CoconutSettings, epoch: int, row: int, num_steps: int
 
 def arrange(example: Encoded, settings: CoconutSettings, stage: int) -> Encoded:
     """Return an example as it is learned at a stage."""
-    steps = rows.steps_of(example)
+    steps = rows.encode_steps(example)
     remaining_steps = [] if stage > settings.max_stage else steps[stage:]
     thoughts = [THOUGHT] * (min(stage, settings.max_stage) * settings.thoughts_per_step)
     learned = [token for step in remaining_steps for token in step] + example[rows.ANSWER]
     slots = [START, *thoughts, END] if settings.markers else thoughts
-    return rows.lay_out(example[rows.PROMPT], slots, learned)
+    return rows.build_row(example[rows.PROMPT], slots, learned)
 
 
 def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
@@ -106,7 +106,7 @@ def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
         return arrange(example, settings, stage_of_row(settings, epoch, row, len(example[rows.LENGTHS]), seed))
 
     served = partial(arrange, settings=settings, stage=settings.max_stage + 1)
-    form = form_of(base, served, steps=True, at_epoch=at_epoch)
+    form = build_stage(base, served, steps=True, at_epoch=at_epoch)
     return replace(form, collate=partial(rows.collate, arrange=served, around=True))
 
 

@@ -27,8 +27,8 @@ from trainyard.spec.axes.latent import CodiSettings, LatentSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, Encoded, Head, Metrics, Scores, StageSpec
 from trainyard.train.latent import rollout, rows
-from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of, own_of, own_vectors
-from trainyard.train.model.head import logprobs_of_hidden, output_of
+from trainyard.train.latent.contract import LatentModule, LatentSpec, build_stage, build_vectors, get_latent_module
+from trainyard.train.model.head import logprobs_of_hidden, read_output
 from trainyard.train.model.sampling import Reading
 
 BEGIN, END, THOUGHT = 1, 2, 3
@@ -43,7 +43,7 @@ class CodiModule(LatentModule):
 
     def __init__(self, model: Any, settings: CodiSettings) -> None:
         super().__init__(settings)
-        self.vectors_KD = own_vectors(model, END)
+        self.vectors_KD = build_vectors(model, END)
         width = self.vectors_KD.shape[1]
         inner = settings.projection or width
         self.project = nn.Sequential(
@@ -73,12 +73,12 @@ class CodiModule(LatentModule):
             reading, hidden_BD = rollout.think(model, reading, self.project(hidden_BD[:, None]).to(hidden_BD.dtype))
         end_B1D = self.vectors_KD[END - 1].expand(len(ids_BT), 1, -1).to(hidden_BD.dtype)
         reading, hidden_BD = rollout.think(model, reading, end_B1D)
-        return reading, rollout.logits_of(model, hidden_BD)
+        return reading, rollout.compute_logits(model, hidden_BD)
 
 
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """`words_B`, `thoughts_B` and `distance_B`, each a mean within its row."""
-    latent, output = own_of(model), output_of(rollout.base_of(model))
+    latent, output = get_latent_module(model), read_output(rollout.unwrap_base(model))
     hidden_BTD, before = latent.layers_after_thoughts(model, batch)
     spoken = {name.removeprefix(WORDS): value for name, value in batch.items() if name.startswith(WORDS)}
     embeds_BTD = model.get_input_embeddings()(spoken["input_ids"])
@@ -116,7 +116,7 @@ def loss(
 
 def arrange(example: Encoded, thoughts: int) -> Encoded:
     """Return a row with thoughts in the place of its steps."""
-    return rows.lay_out(example[rows.PROMPT], [BEGIN, *[THOUGHT] * thoughts, END], example[rows.ANSWER])
+    return rows.build_row(example[rows.PROMPT], [BEGIN, *[THOUGHT] * thoughts, END], example[rows.ANSWER])
 
 
 def collate(examples: Sequence[Encoded], pad_id: int, thoughts: int) -> Batch:
@@ -125,10 +125,10 @@ def collate(examples: Sequence[Encoded], pad_id: int, thoughts: int) -> Batch:
     """
     batch = rows.fill_up_around([arrange(example, thoughts) for example in examples], pad_id)
     spoken = [
-        rows.lay_out(example[rows.PROMPT], [], [*example[rows.STEPS], *example[rows.ANSWER]]) for example in examples
+        rows.build_row(example[rows.PROMPT], [], [*example[rows.STEPS], *example[rows.ANSWER]]) for example in examples
     ]
     starts = [len(example[rows.PROMPT]) + len(example[rows.STEPS]) for example in examples]
-    spoken_batch = {**rows.fill_up(spoken, pad_id), "answer_B": torch.tensor(starts)}
+    spoken_batch = {**rows.pad_rows(spoken, pad_id), "answer_B": torch.tensor(starts)}
     return {**batch, **{f"{WORDS}{name}": value for name, value in spoken_batch.items()}}
 
 
@@ -141,7 +141,7 @@ def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
     settings = config.stage.technique
     assert isinstance(settings, CodiSettings), settings
     thoughts = settings.thoughts
-    form = form_of(base, lambda example: arrange(example, thoughts), steps=True)
+    form = build_stage(base, lambda example: arrange(example, thoughts), steps=True)
     return replace(
         form, collate=lambda examples, pad_id: collate(examples, pad_id, thoughts), units=units, score=score, loss=loss
     )

@@ -1,4 +1,4 @@
-"""What a latent technique is: its own weights, how it reads a prompt, and the form that it gives to stage sft.
+"""Contract of latent techniques: their own weights, how it reads a prompt, and the form that it gives to stage sft.
 
     prepare    the own weights for a model: vectors for no word, a projection, a head, an indexer
     stage      encode, collate, score and loss, as those of any stage; `at_epoch` where rows change while it trains
@@ -24,7 +24,7 @@ from trainyard.spec.axes.latent import LatentSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import AtEpoch, Batch, Encoded, Head, Scores, StageSpec
 from trainyard.train.latent import rollout, rows
-from trainyard.train.model.head import logprobs_of_hidden, output_of
+from trainyard.train.model.head import logprobs_of_hidden, read_output
 from trainyard.train.model.sampling import LATENT, PLAIN, Reading
 
 
@@ -67,7 +67,7 @@ class LatentModule(nn.Module):
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """One technique."""
+    """A technique."""
 
     prepare: Callable[[Any, Any, LatentSettings], LatentModule]
     """(model, tokenizer, settings) -> the own weights, drawn from torch's generator, on the model's device."""
@@ -75,26 +75,26 @@ class LatentSpec:
     """(stage sft, config) -> the form of it that is trained."""
 
 
-def own_of(model: Any) -> Any:
+def get_latent_module(model: Any) -> Any:
     """Return the weights of the technique that is attached to a model."""
     return getattr(model, LATENT)
 
 
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """`logprobs_N`: log-probability of every labelled token, given what the technique computes before it."""
-    hidden_BTD = own_of(model).hidden_states(model, batch)
-    output = output_of(rollout.base_of(model))
+    hidden_BTD = get_latent_module(model).hidden_states(model, batch)
+    output = read_output(rollout.unwrap_base(model))
     return {"logprobs_N": logprobs_of_hidden(hidden_BTD, batch, output, head).logprobs_N}
 
 
-def own_vectors(model: Any, count: int) -> nn.Parameter:
+def build_vectors(model: Any, count: int) -> nn.Parameter:
     """Vectors with mean and deviation of the model's embeddings in each dimension: (K, D)."""
     table_VD = model.get_input_embeddings().weight.detach().float()
     drawn_KD = torch.randn(count, table_VD.shape[1]).to(table_VD.device)
     return nn.Parameter(table_VD.mean(0) + table_VD.std(0) * drawn_KD)
 
 
-def form_of(
+def build_stage(
     base: StageSpec,
     arrange: Callable[[Encoded], Encoded],
     *,

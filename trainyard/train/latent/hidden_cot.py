@@ -19,10 +19,10 @@ from trainyard.spec.axes.latent import ALL_TOKENS, HiddenCotSettings, LatentSett
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Encoded, StageSpec
 from trainyard.train.latent import rows
-from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of
+from trainyard.train.latent.contract import LatentModule, LatentSpec, build_stage
 
 
-def taken_tokens(settings: HiddenCotSettings, epoch: int, row: int, seed: int) -> int:
+def count_removed_tokens(settings: HiddenCotSettings, epoch: int, row: int, seed: int) -> int:
     """Return tokens that are taken away from a row in an epoch."""
     scheduled = settings.stage_at(epoch)
     if settings.smoothing is None or scheduled == ALL_TOKENS:
@@ -32,7 +32,7 @@ def taken_tokens(settings: HiddenCotSettings, epoch: int, row: int, seed: int) -
 
 def arrange(example: Encoded, skipped_tokens: int) -> Encoded:
     """Return an example without the first tokens of its reasoning."""
-    return rows.lay_out(example[rows.PROMPT], [], [*example[rows.STEPS][skipped_tokens:], *example[rows.ANSWER]])
+    return rows.build_row(example[rows.PROMPT], [], [*example[rows.STEPS][skipped_tokens:], *example[rows.ANSWER]])
 
 
 def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
@@ -40,9 +40,9 @@ def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
     assert isinstance(settings, HiddenCotSettings), settings
 
     def at_epoch(example: Encoded, row: int, epoch: int) -> Encoded:
-        return arrange(example, taken_tokens(settings, epoch, row, seed))
+        return arrange(example, count_removed_tokens(settings, epoch, row, seed))
 
-    return form_of(base, partial(arrange, skipped_tokens=ALL_TOKENS), steps=True, at_epoch=at_epoch)
+    return build_stage(base, partial(arrange, skipped_tokens=ALL_TOKENS), steps=True, at_epoch=at_epoch)
 
 
 def prepare(_model: Any, _tokenizer: Any, settings: LatentSettings) -> LatentModule:

@@ -19,18 +19,18 @@ from trainyard.spec.axes.latent import LatentSettings, PauseSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, Encoded, StageSpec
 from trainyard.train.latent import rollout, rows
-from trainyard.train.latent.contract import LatentModule, LatentSpec, form_of, own_vectors
+from trainyard.train.latent.contract import LatentModule, LatentSpec, build_stage, build_vectors
 from trainyard.train.model.sampling import Reading
 
 
 class PauseModule(LatentModule):
-    """One vector, read `count` times before the answer."""
+    """A vector, read `count` times before the answer."""
 
     settings: PauseSettings
 
     def __init__(self, model: Any, settings: PauseSettings) -> None:
         super().__init__(settings)
-        self.vectors_KD = own_vectors(model, 1)
+        self.vectors_KD = build_vectors(model, 1)
 
     def hidden_states(self, model: Any, batch: Batch) -> torch.Tensor:
         embeds_BTD = rollout.embed(model, batch, self.vectors_KD)
@@ -39,7 +39,7 @@ class PauseModule(LatentModule):
     def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
         pauses = [1] * self.settings.count
         reading, hidden_BD = rollout.open_with(model, ids_BT, mask_BT, self.vectors_KD, pauses)
-        return reading, rollout.logits_of(model, hidden_BD)
+        return reading, rollout.compute_logits(model, hidden_BD)
 
 
 def prepare(model: Any, _tokenizer: Any, settings: LatentSettings) -> PauseModule:
@@ -51,13 +51,13 @@ def arrange(example: Encoded, count: int) -> Encoded:
     """Return the pauses come after the whole prompt, and have no label; the first token of the answer is predicted from
     the
     last of them."""
-    return rows.lay_out(example[rows.PROMPT], [1] * count, [*example[rows.STEPS], *example[rows.ANSWER]])
+    return rows.build_row(example[rows.PROMPT], [1] * count, [*example[rows.STEPS], *example[rows.ANSWER]])
 
 
 def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
     settings = config.stage.technique
     assert isinstance(settings, PauseSettings), settings
-    return form_of(base, partial(arrange, count=settings.count), steps=False)
+    return build_stage(base, partial(arrange, count=settings.count), steps=False)
 
 
 PAUSE = LatentSpec(prepare, stage)

@@ -25,7 +25,7 @@ from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import IGNORED, Batch, Head, Metrics, Scores, StageSpec
 from trainyard.train.latent import rollout
-from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
+from trainyard.train.latent.contract import LatentModule, LatentSpec, get_latent_module
 from trainyard.train.latent.quiet_star_thoughts import (
     Positions,
     Thinker,
@@ -36,7 +36,7 @@ from trainyard.train.latent.quiet_star_thoughts import (
     find_positions,
 )
 from trainyard.train.model.head import evaluating, token_logprobs
-from trainyard.train.model.positions import context_of
+from trainyard.train.model.positions import find_context
 from trainyard.train.model.sampling import Reading
 
 
@@ -75,7 +75,7 @@ def talk(thinker: Thinker, labels_BT: torch.Tensor, positions: Positions, though
     )
 
 
-def gain_of(talk_scores: Talk, positions: Positions, repeats: int) -> torch.Tensor:
+def compute_gain(talk_scores: Talk, positions: Positions, repeats: int) -> torch.Tensor:
     """Return how much likelier a thought made each token ahead, detached: (Q, N, A)."""
     ahead = torch.arange(1, positions.target_BNA.shape[-1] + 1, device=talk_scores.base_BT.device)
     at_BNA = (positions.at_BN[..., None] + ahead).clamp(max=talk_scores.base_BT.shape[1] - 1)
@@ -99,7 +99,7 @@ def policy_loss(gain_QN: torch.Tensor, logprobs_QNJ: torch.Tensor, settings: Tho
     return -(reward_BPN * logprob_BPN).sum() / settings.num_thoughts
 
 
-def mixed_loss(talk_scores: Talk, positions: Positions, repeats: int) -> torch.Tensor:
+def compute_mixed_loss(talk_scores: Talk, positions: Positions, repeats: int) -> torch.Tensor:
     """NLL with thoughts, summed over labels: each is the mean over the positions and thoughts that predict it."""
     has_BNA = positions.target_BNA != IGNORED
     ahead = torch.arange(1, has_BNA.shape[-1] + 1, device=has_BNA.device)
@@ -120,10 +120,10 @@ def quiet_scores(base: Any, head: ThoughtHead, batch: Batch, settings: ThoughtSe
     thinker = Thinker(base, head, settings)
     thoughts = thinker.think(batch, positions)
     talk_scores = talk(thinker, batch["labels"], positions, thoughts, kind)
-    gain_QNA = gain_of(talk_scores, positions, settings.num_thoughts)
+    gain_QNA = compute_gain(talk_scores, positions, settings.num_thoughts)
     return {
         "base": -talk_scores.base_BT.sum(),
-        "mixed": mixed_loss(talk_scores, positions, settings.num_thoughts),
+        "mixed": compute_mixed_loss(talk_scores, positions, settings.num_thoughts),
         "policy": policy_loss(gain_QNA.sum(dim=-1), thoughts.logprobs_QNJ, settings),
         "gain": gain_QNA[..., 0].sum() / settings.num_thoughts,
         "weight": talk_scores.weight_QNA[..., 0].sum() / settings.num_thoughts,
@@ -175,7 +175,7 @@ class QuietStar(LatentModule):
         embeds_BTD = model.get_input_embeddings()(ids_BT)
         base_BD = rollout.run(model, embeds_BTD, reading.mask_BT, reading.cache)[:, -1]
         thought_BD = self.think(model, reading, base_BD)
-        return reading, rollout.logits_of(model, self.head.mix(base_BD, thought_BD))
+        return reading, rollout.compute_logits(model, self.head.mix(base_BD, thought_BD))
 
     def think(self, model: Any, reading: Reading, base_BD: torch.Tensor) -> torch.Tensor:
         """Return the hidden state at the end of a greedy thought; the cache is as before (B, D)."""
@@ -186,7 +186,7 @@ class QuietStar(LatentModule):
             mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], dim=1)
             thought_BD = rollout.run(model, fed_BD[:, None], mask_BT, reading.cache)[:, -1]
             if thought_index < self.settings.thought_tokens:
-                fed_BD = embed(draw_tokens(rollout.logits_of(model, thought_BD)[:, None], 0)[:, 0])
+                fed_BD = embed(draw_tokens(rollout.compute_logits(model, thought_BD)[:, None], 0)[:, 0])
             else:
                 fed_BD = self.head.end.to(base_BD.dtype).expand_as(base_BD)
         reading.cache.crop(-added)
@@ -217,14 +217,14 @@ def stage(base: StageSpec, _config: TrainerConfig) -> StageSpec:
 
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """Return the sums of `quiet_scores`."""
-    latent: QuietStar = own_of(model)
+    latent: QuietStar = get_latent_module(model)
     require_room(model, batch["input_ids"].shape[1] - 1, latent.settings.thought_tokens + 1 + latent.settings.ahead)
-    return quiet_scores(rollout.base_of(model), latent.head, batch, thought_settings(latent.settings), head)
+    return quiet_scores(rollout.unwrap_base(model), latent.head, batch, thought_settings(latent.settings), head)
 
 
 def require_masks(model: Any, head: ThoughtHead) -> None:
     """Raise `InvalidInput` (`E-MODEL-INVALID`) for a model that takes no mask of its caller."""
-    base = rollout.base_of(model)
+    base = rollout.unwrap_base(model)
     ids_BT = torch.zeros((1, 3), dtype=torch.long, device=base.device)
     batch = {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
     try:
@@ -243,7 +243,7 @@ def require_masks(model: Any, head: ThoughtHead) -> None:
 
 def require_room(model: Any, length: int, added: int) -> None:
     """Raise `InvalidInput` (`E-STEP`) where a thought behind so many tokens has positions that the model has not."""
-    context, window = context_of(rollout.base_of(model).config), rollout.window_of(model)
+    context, window = find_context(rollout.unwrap_base(model).config), rollout.find_window(model)
     # A layer with a window has neither the diagonal mask beyond it nor a cache that forgets a thought again.
     if window is not None and (context is None or window - 1 < context):
         context = window - 1

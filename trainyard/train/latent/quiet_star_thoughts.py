@@ -23,14 +23,14 @@ import torch
 from transformers import DynamicCache
 
 from trainyard.train.contracts import IGNORED
-from trainyard.train.model.head import Output, output_of
+from trainyard.train.model.head import Output, read_output
 
 Batch = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class ThoughtSettings:
-    """How long thoughts are and how they learn. The paper: 8 to 10 tokens, 4 ahead, 2 thoughts."""
+    """Length and learning of thoughts. The paper: 8 to 10 tokens, 4 ahead, 2 thoughts."""
 
     num_tokens: int = 8
     """Sampled tokens of a thought, between start and end."""
@@ -48,7 +48,7 @@ class ThoughtSettings:
 
 
 class ThoughtHead(torch.nn.Module):
-    """What Quiet-STaR adds to a model: the vectors of start and end, and the weight of a thought."""
+    """Weights that Quiet-STaR adds to a model: the vectors of start and end, and the weight of a thought."""
 
     def __init__(self, hidden_size: int, embedding_scale: float = 1.0) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class ThoughtHead(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Positions:
-    """Where a batch thinks, and what is predicted from there."""
+    """Positions of thoughts in a batch, and their targets."""
 
     at_BN: torch.Tensor
     """Token after which each thought begins."""
@@ -135,7 +135,7 @@ def kernel_mask(visible: torch.Tensor, base: Any) -> torch.Tensor:
 
 @dataclass
 class Thoughts:
-    """What a model thought at the positions of a batch."""
+    """Thoughts of a model at the positions of a batch."""
 
     base_BTD: torch.Tensor
     """Hidden states without thoughts."""
@@ -152,7 +152,7 @@ class Thinker:
 
     def __init__(self, base: Any, head: ThoughtHead, settings: ThoughtSettings) -> None:
         self.base, self.head, self.settings = base, head, settings
-        self.output: Output = output_of(base)
+        self.output: Output = read_output(base)
 
     def think(self, batch: Batch, positions: Positions) -> Thoughts:
         """Sample `num_thoughts` thoughts at each position, from torch's generators, and read the tokens ahead."""

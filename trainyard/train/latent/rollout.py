@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from trainyard.errors import InvalidInput
 from trainyard.train.contracts import Batch
-from trainyard.train.model.head import evaluating, output_of
+from trainyard.train.model.head import evaluating, read_output
 from trainyard.train.model.sampling import Reading
 
 SLOTS = "slots"
@@ -24,7 +24,7 @@ Projection = Callable[[torch.Tensor], torch.Tensor]
 """From hidden states to the vectors that are fed back."""
 
 
-def base_of(model: Any) -> Any:
+def unwrap_base(model: Any) -> Any:
     """Return the transformers model inside PEFT's, whose layers have the adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -38,13 +38,13 @@ def embed(model: Any, batch: Batch, vectors_KD: torch.Tensor) -> torch.Tensor:
     return torch.where(slots_BT[:, :, None] > 0, own_BTD, embeds_BTD)
 
 
-def positions_of(mask_BT: torch.Tensor) -> torch.Tensor:
+def compute_positions(mask_BT: torch.Tensor) -> torch.Tensor:
     """Position of each column in its row, from 0 after padding on the left: (B, T)."""
     return (mask_BT.cumsum(1) - 1).clamp(min=0)
 
 
 def new_cache(model: Any) -> DynamicCache:
-    return DynamicCache(config=base_of(model).config)
+    return DynamicCache(config=unwrap_base(model).config)
 
 
 PROBE_TOLERANCE = 0.05
@@ -53,7 +53,7 @@ PROBE_TOLERANCE = 0.05
 
 def require_passes(model: Any) -> None:
     """Raise `InvalidInput` (`E-MODEL-INVALID`) for a model that does not read a row in passes over a cache."""
-    base = base_of(model)
+    base = unwrap_base(model)
     ids_BT = torch.arange(4, device=base.device)[None]
     mask_BT, why = torch.ones_like(ids_BT), ""
     with evaluating(base):
@@ -78,7 +78,7 @@ def require_passes(model: Any) -> None:
         )
 
 
-def window_of(model: Any) -> int | None:
+def find_window(model: Any) -> int | None:
     """Return the smallest sliding window of a model's layers; None where all layers see everything."""
     layers: list[Any] = new_cache(model).layers
     return min((int(layer.sliding_window) for layer in layers if getattr(layer, "sliding_window", None)), default=None)
@@ -104,10 +104,10 @@ def run_layers(
 def reply_to(
     model: Any, embeds_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: DynamicCache | None, *, layers: bool = False
 ) -> Any:
-    return base_of(model).base_model(
+    return unwrap_base(model).base_model(
         inputs_embeds=embeds_BTD,
         attention_mask=mask_BT,
-        position_ids=positions_of(mask_BT)[:, -embeds_BTD.shape[1] :],
+        position_ids=compute_positions(mask_BT)[:, -embeds_BTD.shape[1] :],
         past_key_values=cache,
         use_cache=cache is not None,
         output_hidden_states=layers,
@@ -158,6 +158,6 @@ def think_ahead(
     return torch.cat(parts_BTD, 1)
 
 
-def logits_of(model: Any, hidden_BD: torch.Tensor) -> torch.Tensor:
+def compute_logits(model: Any, hidden_BD: torch.Tensor) -> torch.Tensor:
     """Logits of some hidden states in float32: (B, V)."""
-    return output_of(base_of(model))(hidden_BD)
+    return read_output(unwrap_base(model))(hidden_BD)

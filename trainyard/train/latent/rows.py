@@ -23,7 +23,7 @@ from trainyard.json_types import JsonMapping
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import IGNORED, Batch, Encoded
 from trainyard.train.latent.rollout import SLOTS
-from trainyard.train.rows.prompts import TokenShare, within_length
+from trainyard.train.rows.prompts import TokenShare, encode_within_length
 from trainyard.train.rows.tokens import TokenLedger, encode_answers, encode_rows
 
 PROMPT, STEPS, LENGTHS, ANSWER = "prompt_ids", "step_ids", "step_lengths", "answer_ids"
@@ -38,7 +38,7 @@ def encode(
 
     A row above `max_length` is dropped: cut, it would have no answer.
     """
-    return within_length(
+    return encode_within_length(
         lambda limit: encode_rows(rows, tokenizer, limit, partial(encode_row, steps=steps)), text_width, share, config
     )
 
@@ -87,7 +87,7 @@ def share(example: Encoded) -> TokenShare:
     return TokenShare(len(example[STEPS]) + len(example[ANSWER]), len(example[PROMPT]))
 
 
-def steps_of(example: Encoded) -> list[list[int]]:
+def encode_steps(example: Encoded) -> list[list[int]]:
     """Return the ids of each step."""
     ids, steps = example[STEPS], []
     for length in example[LENGTHS]:
@@ -96,7 +96,7 @@ def steps_of(example: Encoded) -> list[list[int]]:
     return steps
 
 
-def lay_out(prompt: Sequence[int], slots: Sequence[int], learned: Sequence[int]) -> Encoded:
+def build_row(prompt: Sequence[int], slots: Sequence[int], learned: Sequence[int]) -> Encoded:
     """Return a row as a model reads it: the prompt, own vectors by their numbers, and what is learned."""
     visible_length = len(prompt) + len(slots)
     return {
@@ -115,10 +115,10 @@ def collate(
     every row into one column.
     """
     laid_out = [example if SLOTS in example else arrange(example) for example in examples]
-    return (fill_up_around if around else fill_up)(laid_out, pad_id)
+    return (fill_up_around if around else pad_rows)(laid_out, pad_id)
 
 
-def fill_up(rows: Sequence[JsonMapping], pad_id: int) -> Batch:
+def pad_rows(rows: Sequence[JsonMapping], pad_id: int) -> Batch:
     """Return rows of different lengths as one batch, with padding on the right."""
     fills = {"input_ids": pad_id, "labels": IGNORED, SLOTS: 0}
     batch = {
@@ -145,7 +145,7 @@ def fill_up_around(rows: Sequence[Encoded], pad_id: int) -> Batch:
         {name: [fill] * left + row[name] for name, fill in fills.items()}
         for row, left in zip(rows, before, strict=True)
     ]
-    batch = fill_up(moved, pad_id)
+    batch = pad_rows(moved, pad_id)
     columns_T = torch.arange(batch["input_ids"].shape[1])
     seen_BT = columns_T >= torch.tensor(before)[:, None]
     return {**batch, "attention_mask": batch["attention_mask"] * seen_BT}

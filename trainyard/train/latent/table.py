@@ -52,7 +52,7 @@ def attach(
     Raises as `load`, `InvalidInput` (`E-MODEL-INVALID`) for a model that the technique cannot read, and `Refused`
     (`R-BATCH`) for one that recomputes its activations where the gradients would be wrong.
     """
-    if not settings.facts.recomputes and rollout.base_of(model).is_activation_checkpointing:
+    if not settings.facts.recomputes and rollout.unwrap_base(model).is_activation_checkpointing:
         because = f"With gradient checkpointing, technique {settings} would compute wrong gradients without a message."
         where = "config.hyperparameters.gradient_checkpointing"
         raise Refused([Reason("R-BATCH", "trainer", where, because, "Remove gradient_checkpointing.")])
@@ -62,14 +62,14 @@ def attach(
     before = read_settings(earlier) if earlier is not None else None
     if earlier is not None and before is not None:
         if before.type is not settings.type:
-            raise broken(earlier, f"It is {before}, and {settings} is trained.")
+            raise broken_error(earlier, f"It is {before}, and {settings} is trained.")
         take_weights(module, earlier)
     module.attach(model)
     return module
 
 
 @contextmanager
-def detached(model: Any) -> Iterator[LatentModule | None]:
+def detach_technique(model: Any) -> Iterator[LatentModule | None]:
     """The model without its technique, which is given; None where it has none."""
     module: LatentModule | None = getattr(model, LATENT, None)
     if module is None:
@@ -92,7 +92,7 @@ def save(module: LatentModule, folder: Path) -> None:
     (folder / SETTINGS_FILE).write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2))
 
 
-def load(folder: Path, model: Any, tokenizer: Any) -> LatentModule | None:
+def load_technique(folder: Path, model: Any, tokenizer: Any) -> LatentModule | None:
     """Return the technique that the weights of a folder were trained with, not attached; None without one.
 
     Raises `Corrupt` (`E-ADAPTER-INVALID`) for files that are not what `save` wrote, or not of this model.
@@ -114,7 +114,7 @@ def read_settings(folder: Path) -> LatentSettings | None:
     try:
         settings: LatentSettings = TypeAdapter(AnyLatent).validate_python(orjson.loads(path.read_bytes())["latent"])
     except (ValueError, KeyError, TypeError) as error:
-        raise broken(folder, f"{SETTINGS_FILE} does not name a technique: {str(error)[:200]}") from error
+        raise broken_error(folder, f"{SETTINGS_FILE} does not name a technique: {str(error)[:200]}") from error
     return settings
 
 
@@ -123,10 +123,10 @@ def take_weights(module: LatentModule, folder: Path) -> None:
     try:
         module.load_state_dict(load_file(folder / WEIGHTS_FILE))
     except (SafetensorError, RuntimeError, OSError, ValueError) as error:
-        raise broken(folder, f"{WEIGHTS_FILE} does not fit: {str(error)[:200]}") from error
+        raise broken_error(folder, f"{WEIGHTS_FILE} does not fit: {str(error)[:200]}") from error
 
 
-def broken(folder: Path, why: str) -> Corrupt:
+def broken_error(folder: Path, why: str) -> Corrupt:
     return Corrupt(
         f"The latent technique in {folder.name} cannot be loaded.",
         why=why,

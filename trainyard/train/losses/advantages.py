@@ -1,4 +1,4 @@
-"""How much better than expected each token was, and the clipped losses that follow: pure functions.
+"""Advantages of tokens, and the clipped losses that follow: pure functions.
 
 GAE (Schulman et al. 2016, arXiv 1506.02438, equation 16) over the tokens that count, the others skipped:
 

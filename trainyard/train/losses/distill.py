@@ -72,12 +72,12 @@ def loss(batch: Batch, policy: Scores, reference: Scores | None, config: Trainer
     student_NV = policy["logits_NV"]
     labels_BT = batch["labels"][:, 1:]
     rows_N, positions_N = (labels_BT != IGNORED).nonzero(as_tuple=True)
-    target_N, drawn_N = labels_BT[rows_N, positions_N], drawn_rows(batch)[rows_N]
+    target_N, drawn_N = labels_BT[rows_N, positions_N], find_drawn_rows(batch)[rows_N]
     served = "teacher_ids_NK" in reference
     if served:
         divergence_N = by_chunk_of_likeliest(student_NV, reference, settings)
     else:
-        divergence_N = by_chunk(student_NV, reference["logits_NV"], settings)
+        divergence_N = divergence_by_chunk(student_NV, reference["logits_NV"], settings)
     total, metrics = divergence_N.sum(), {"divergence": divergence_N.detach().sum()}
     if settings.label_weight:
         nll = functional.cross_entropy(student_NV[~drawn_N], target_N[~drawn_N], reduction="sum")
@@ -87,13 +87,13 @@ def loss(batch: Batch, policy: Scores, reference: Scores | None, config: Trainer
     return total, {**metrics, "teacher_agreement": same_N.float().sum(), "drawn": drawn_N.float().sum()}
 
 
-def drawn_rows(batch: Batch) -> torch.Tensor:
+def find_drawn_rows(batch: Batch) -> torch.Tensor:
     """Return which rows the student wrote: (B,)."""
     none_B = torch.zeros(len(batch["labels"]), dtype=torch.bool, device=batch["labels"].device)
     return batch.get(DRAWN, none_B)
 
 
-def by_chunk(
+def divergence_by_chunk(
     student_NV: torch.Tensor, teacher_NV: torch.Tensor, settings: DistillSettings, *, chunk_logits: int = CHUNK_LOGITS
 ) -> torch.Tensor:
     """Return the divergence of each token: (N,). A chunk's intermediate results are computed again in the backward
@@ -170,13 +170,13 @@ def draw(writer: CompletionWriter, batch: Batch, config: TrainerConfig, pad_id: 
         return batch
     dice = random.Random(f"{config.hyperparameters.seed}:{position}")
     by_student = [dice.random() < settings.lmbda for _ in batch["input_ids"]]
-    seed, rows = dice.getrandbits(31), rows_of(batch)
+    seed, rows = dice.getrandbits(31), unpad_rows(batch)
     room = writer.context - 1 if writer.context else None
-    fits = [room is None or len(prompt_of(row)) <= room for row in rows]
+    fits = [room is None or len(cut_prompt(row)) <= room for row in rows]
     student_rows = [at for at, student in enumerate(by_student) if student and fits[at]]
     teacher_rows = [at for at, student in enumerate(by_student) if settings.seq_kd and not student and fits[at]]
     for generate, row_indices in ((writer.generate, student_rows), (writer.generate_by_reference, teacher_rows)):
-        prompts = [prompt_of(rows[at]) for at in row_indices]
+        prompts = [cut_prompt(rows[at]) for at in row_indices]
         if not prompts:
             continue
         most = settings.max_completion_length
@@ -189,7 +189,7 @@ def draw(writer: CompletionWriter, batch: Batch, config: TrainerConfig, pad_id: 
     return {**pad(rows, pad_id), DRAWN: drawn_B}
 
 
-def rows_of(batch: Batch) -> list[Encoded]:
+def unpad_rows(batch: Batch) -> list[Encoded]:
     """Return the rows of a batch without their padding."""
     lengths = batch["attention_mask"].sum(1).tolist()
     return [
@@ -198,7 +198,7 @@ def rows_of(batch: Batch) -> list[Encoded]:
     ]
 
 
-def prompt_of(row: Encoded) -> list[int]:
+def cut_prompt(row: Encoded) -> list[int]:
     """Return the tokens before the last answer of a row; at least its first one."""
     labels = row["labels"]
     end = max(at for at, label in enumerate(labels) if label != IGNORED)

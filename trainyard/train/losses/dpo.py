@@ -97,16 +97,16 @@ def score(model: Any, batch: Batch, head: Head) -> Scores:
     """
     rows = pairs.sequences(batch)
     if "row_labels" not in batch:
-        return by_side(label_logprobs(model, batch, head), rows)
+        return split_sides(label_logprobs(model, batch, head), rows)
     labels_BT, row_labels_BT = batch["labels"][:, 1:], batch["row_labels"][:, 1:]
     logprobs = label_logprobs(model, {**batch, "labels": batch["row_labels"]}, head)
     answer_N = (labels_BT != IGNORED)[row_labels_BT != IGNORED]
     answers = LabelLogprobs(logprobs.logprobs_N[answer_N], logprobs.rows_N[answer_N])
     nll_B = -logprobs.sums(rows) / logprobs.counts(rows).clamp(min=1)
-    return {**by_side(answers, rows), "chosen_nll_P": nll_B[: rows // 2]}
+    return {**split_sides(answers, rows), "chosen_nll_P": nll_B[: rows // 2]}
 
 
-def by_side(logprobs: LabelLogprobs, rows: int) -> Scores:
+def split_sides(logprobs: LabelLogprobs, rows: int) -> Scores:
     halves = (*logprobs.sums(rows).chunk(2), *logprobs.counts(rows).clamp(min=1).chunk(2))
     return dict(zip(("chosen_P", "rejected_P", "chosen_count_P", "rejected_count_P"), halves, strict=True))
 
@@ -120,12 +120,12 @@ def loss(
     settings = config.stage
     assert isinstance(settings, DpoSettings), settings
     assert reference is not None or not settings.loss.facts.needs_reference, settings.loss
-    against = reference if reference is not None else nothing(policy)
+    against = reference if reference is not None else zero_scores(policy)
     loss_P = LOSSES[settings.loss](policy, against, settings)
     return loss_P.sum(), metrics(policy, against, settings)
 
 
-def nothing(policy: Scores) -> Scores:
+def zero_scores(policy: Scores) -> Scores:
     """Return the scores of no reference: log-ratios to it are the log-probabilities themselves."""
     return {name: torch.zeros_like(policy[name]) for name in ("chosen_P", "rejected_P")}
 

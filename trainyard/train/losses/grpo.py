@@ -43,7 +43,7 @@ def loss(batch: Batch, policy: Scores, reference: Scores | None, config: Trainer
         metrics["kl"] = kl_N.detach()
     units = UNITS[settings.loss](batch)
     means = {name: value_N.mean() * units for name, value_N in metrics.items()}
-    return AVERAGES[settings.loss](loss_N, batch, settings), {**means, **ppo.reported(batch, units)}
+    return AVERAGES[settings.loss](loss_N, batch, settings), {**means, **ppo.report_rollout(batch, units)}
 
 
 def sum_tokens(loss_N: torch.Tensor, _batch: Batch, _settings: GrpoSettings) -> torch.Tensor:
@@ -51,7 +51,7 @@ def sum_tokens(loss_N: torch.Tensor, _batch: Batch, _settings: GrpoSettings) -> 
 
 
 def sum_row_means(loss_N: torch.Tensor, batch: Batch, _settings: GrpoSettings) -> torch.Tensor:
-    rows_N = sft.labelled_rows(batch)
+    rows_N = sft.find_labelled_rows(batch)
     return (loss_N / rows_N.bincount()[rows_N]).sum()
 
 
@@ -63,7 +63,7 @@ def sum_by_longest(loss_N: torch.Tensor, _batch: Batch, settings: GrpoSettings) 
     return loss_N.sum() / settings.max_completion_length
 
 
-def one_batch(batch: Batch) -> int:
+def count_batch(batch: Batch) -> int:
     return int(sft.units(batch) > 0)
 
 
@@ -77,7 +77,7 @@ AVERAGES: dict[str, Callable[[torch.Tensor, Batch, GrpoSettings], torch.Tensor]]
 UNITS: dict[str, Callable[[Batch], int]] = {
     "grpo": sft.row_units,
     "dapo": sft.units,
-    "bnpo": one_batch,
+    "bnpo": count_batch,
     "dr_grpo": sft.row_units,
 }
 """`stage.loss` -> what the mean of a step is taken over."""

@@ -39,9 +39,9 @@ from trainyard.train.contracts import (
 from trainyard.train.losses.pairs import join_answer
 from trainyard.train.model.head import label_logprobs
 from trainyard.train.rows.batching import pad
-from trainyard.train.rows.prompts import TokenShare, within_length
+from trainyard.train.rows.prompts import TokenShare, encode_within_length
 from trainyard.train.rows.segments import PromptGroup, RowLayout
-from trainyard.train.rows.tokens import COMPLETION, TokenLedger, answer_of, encode_labelled
+from trainyard.train.rows.tokens import COMPLETION, TokenLedger, encode_labelled, get_answer
 
 MISMATCHED = "kl_"
 """Prefix of a batch's tensors with the mismatched rows of the KL estimate."""
@@ -72,7 +72,7 @@ def encode_any_labels(
     rows: Iterable[LabelledRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
 ) -> tuple[list[Encoded], TokenLedger]:
     """Return rows whose labels may all be the same."""
-    examples, ledger = within_length(lambda limit: encode_labelled(rows, tokenizer, limit), width, share, config)
+    examples, ledger = encode_within_length(lambda limit: encode_labelled(rows, tokenizer, limit), width, share, config)
     limit = config.hyperparameters.max_length
     return [{**example, "limit": [limit]} for example in examples], ledger
 
@@ -93,7 +93,7 @@ def width(example: Encoded) -> int:
 
 
 def share(example: Encoded) -> TokenShare:
-    trained = answer_of(example, COMPLETION).trained
+    trained = get_answer(example, COMPLETION).trained
     return TokenShare(trained, width(example) - trained)
 
 
@@ -102,10 +102,10 @@ def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     it.
     """
     require_two(examples)
-    rows = [join_answer(example["prompt_ids"], answer_of(example, COMPLETION)) for example in examples]
+    rows = [join_answer(example["prompt_ids"], get_answer(example, COMPLETION)) for example in examples]
     mismatched_examples = [examples[-1], *examples[:-1]]
     mismatched = [
-        cut(join_answer(example["prompt_ids"], answer_of(other, COMPLETION)), example["limit"][0])
+        cut(join_answer(example["prompt_ids"], get_answer(other, COMPLETION)), example["limit"][0])
         for example, other in zip(examples, mismatched_examples, strict=True)
     ]
     return {
@@ -139,12 +139,12 @@ def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
     labels: dict[int, list[int]] = {}
     mismatched_examples = [examples[-1], *examples[:-1]]
     for at, example in enumerate(examples):
-        answer = answer_of(example, COMPLETION)
+        answer = get_answer(example, COMPLETION)
         labels[at] = answer.labels
         answers.setdefault(tuple(example["prompt_ids"]), []).append((at, answer.ids))
     for at, (example, other) in enumerate(zip(examples, mismatched_examples, strict=True), len(examples)):
         prompt = example["prompt_ids"]
-        mismatched_answer = answer_of(other, COMPLETION).cut(example["limit"][0] - len(prompt))
+        mismatched_answer = get_answer(other, COMPLETION).cut(example["limit"][0] - len(prompt))
         labels[at] = mismatched_answer.labels
         answers[tuple(prompt)].append((at, mismatched_answer.ids))
     return [PromptGroup(list(prompt), completions, labels) for prompt, completions in answers.items()]

@@ -13,9 +13,9 @@ from trainyard.data.rows import PreferenceRow
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import IGNORED, SEQUENCES, Batch, Encoded
 from trainyard.train.rows.batching import pad
-from trainyard.train.rows.prompts import TokenShare, within_length
+from trainyard.train.rows.prompts import TokenShare, encode_within_length
 from trainyard.train.rows.segments import PromptGroup
-from trainyard.train.rows.tokens import Answer, TokenLedger, answer_of, encode_preference
+from trainyard.train.rows.tokens import Answer, TokenLedger, encode_preference, get_answer
 
 SIDES = ("chosen", "rejected")
 
@@ -24,7 +24,7 @@ def encode(
     rows: Iterable[PreferenceRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
 ) -> tuple[list[Encoded], TokenLedger]:
     """Pairs as {prompt_ids, chosen_ids, rejected_ids}; one-sided pairs and pairs of equal answers are dropped."""
-    return within_length(lambda limit: encode_preference(rows, tokenizer, limit), width, share, config)
+    return encode_within_length(lambda limit: encode_preference(rows, tokenizer, limit), width, share, config)
 
 
 def width(example: Encoded) -> int:
@@ -33,14 +33,14 @@ def width(example: Encoded) -> int:
 
 
 def share(example: Encoded) -> TokenShare:
-    answers = [answer_of(example, side) for side in SIDES]
+    answers = [get_answer(example, side) for side in SIDES]
     trained = sum(answer.trained for answer in answers)
     return TokenShare(trained, 2 * len(example["prompt_ids"]) + sum(len(answer.ids) for answer in answers) - trained)
 
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     """Return the chosen rows, then the rejected ones; of answers what the assistant says has labels."""
-    sides = [join_answer(example["prompt_ids"], answer_of(example, side)) for side in SIDES for example in examples]
+    sides = [join_answer(example["prompt_ids"], get_answer(example, side)) for side in SIDES for example in examples]
     return pad(sides, pad_id)
 
 
@@ -54,7 +54,7 @@ def groups(examples: Sequence[Encoded]) -> list[PromptGroup]:
     pairs = len(examples)
     prompt_groups = []
     for at, example in enumerate(examples):
-        chosen, rejected = (answer_of(example, side) for side in SIDES)
+        chosen, rejected = (get_answer(example, side) for side in SIDES)
         labels = {at: chosen.labels, pairs + at: rejected.labels}
         prompt_groups.append(PromptGroup(example["prompt_ids"], [(at, chosen.ids), (pairs + at, rejected.ids)], labels))
     return prompt_groups

@@ -65,10 +65,10 @@ def loss(
         value_N = clipped_value_loss(policy["values_N"], batch["values_N"], batch["returns_N"], settings.value_clip)
         total = total + settings.value_coef * value_N.sum()
         metrics["value_loss"] = value_N.detach().sum()
-    return total, {**metrics, **reported(batch, len(ratio_N))}
+    return total, {**metrics, **report_rollout(batch, len(ratio_N))}
 
 
-def reported(batch: Batch, units: int) -> Metrics:
+def report_rollout(batch: Batch, units: int) -> Metrics:
     """Return what the rollout reports, as sums over the units of a batch."""
     return {name.removeprefix(REPORTED): batch[name] * units for name in batch if name.startswith(REPORTED)}
 

@@ -1,4 +1,4 @@
-"""What a policy and its critic say of drawn completions: log-probabilities at the sampling's temperature, and values.
+"""Scores of sampled completions by a policy and its critic: log-probabilities at the sampling temperature, and values.
 
 Shapes: B rows, T positions, N tokens that are learned from, D hidden.
 """

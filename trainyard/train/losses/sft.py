@@ -24,7 +24,7 @@ from trainyard.train.contracts import IGNORED, Batch, Encoded, Head, Metrics, Sc
 from trainyard.train.latent.table import TECHNIQUES
 from trainyard.train.model.head import label_logprobs
 from trainyard.train.rows.batching import pad
-from trainyard.train.rows.prompts import TokenShare, within_length
+from trainyard.train.rows.prompts import TokenShare, encode_within_length
 from trainyard.train.rows.tokens import TokenLedger, encode_sft
 
 
@@ -33,7 +33,7 @@ def encode(
 ) -> tuple[list[Encoded], TokenLedger]:
     """Conversations as {input_ids, labels}."""
     last = learns_last(config)
-    return within_length(lambda limit: encode_sft(rows, tokenizer, limit, last_turn=last), width, share, config)
+    return encode_within_length(lambda limit: encode_sft(rows, tokenizer, limit, last_turn=last), width, share, config)
 
 
 def learns_last(config: TrainerConfig) -> bool:
@@ -67,7 +67,7 @@ def loss(
     return -policy["logprobs_N"].sum(), {}
 
 
-def labelled_rows(batch: Batch) -> torch.Tensor:
+def find_labelled_rows(batch: Batch) -> torch.Tensor:
     """Return the row of every labelled token, counted over the rows that have one: (N,). Packed rows begin where their
     positions do."""
     labels_BT = batch["labels"]
@@ -81,7 +81,7 @@ def labelled_rows(batch: Batch) -> torch.Tensor:
 
 def row_units(batch: Batch) -> int:
     """Return rows with something to learn."""
-    rows_N = labelled_rows(batch)
+    rows_N = find_labelled_rows(batch)
     return int(rows_N.max()) + 1 if len(rows_N) else 0
 
 
@@ -89,7 +89,7 @@ def row_loss(
     batch: Batch, policy: Scores, _reference: Scores | None, _config: TrainerConfig
 ) -> tuple[torch.Tensor, Metrics]:
     """Return the mean cross-entropy of each row, summed over the rows."""
-    rows_N = labelled_rows(batch)
+    rows_N = find_labelled_rows(batch)
     return -(policy["logprobs_N"] / rows_N.bincount()[rows_N]).sum(), {}
 
 

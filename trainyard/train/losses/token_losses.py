@@ -39,7 +39,7 @@ class TokenLoss(Protocol):
 
 @dataclass(frozen=True)
 class TokenLossFacts:
-    """One row of the table."""
+    """A row of the table."""
 
     loss: TokenLoss
     required: tuple[str, ...]

@@ -103,7 +103,7 @@ def fill_adapter(model: PeftModel, folder: Path, whole: set[str], name: str, dev
     saved = peft.load_peft_weights(str(folder), device=device)
     expected = peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     new = {key: value for key, value in expected.items() if key not in saved and is_new_module(key, whole, model)}
-    wrong = [key for key in expected if key not in new and shape_of(saved, key) != shape_of(expected, key)]
+    wrong = [key for key in expected if key not in new and find_shape(saved, key) != find_shape(expected, key)]
     # PEFT writes weights of the base along when an adapter sits on an embedding.
     wrong += [key for key in saved if key not in expected and key.split(".")[-2] not in EMBEDDINGS]
     if wrong:
@@ -116,7 +116,7 @@ def fill_adapter(model: PeftModel, folder: Path, whole: set[str], name: str, dev
     peft.set_peft_model_state_dict(model, {**new, **saved}, adapter_name=name)
 
 
-def shape_of(weights: Weights, key: str) -> torch.Size | None:
+def find_shape(weights: Weights, key: str) -> torch.Size | None:
     return weights[key].shape if key in weights else None
 
 
@@ -131,7 +131,7 @@ def tuner(model: PeftModel) -> Any:
     return model.base_model
 
 
-def written_in(model: PeftModel) -> Any:
+def write_into_base(model: PeftModel) -> Any:
     """Return the base with the adapter summed into its weights, which says what both said before.
 
     Raises `TrainyardError` (`E-MERGE`) when a logit moved by more than `TOLERANCE`, and for NaN.
@@ -198,7 +198,7 @@ def kind(config: PeftConfig) -> str:
     return "dora" if getattr(config, "use_dora", False) else str(getattr(config.peft_type, "value", "")).lower()
 
 
-def other_shape(config: Any, requested: Any) -> list[str]:
+def warn_about_shape(config: Any, requested: Any) -> list[str]:
     """Return a warning for each setting that the earlier adapter overrules."""
     return [
         f"The earlier adapter has {name} {old}, and keeps it; the settings say {new}."

@@ -41,7 +41,7 @@ from trainyard.train.methods.loading import (
     load_options,
     require_same_base,
 )
-from trainyard.train.methods.sums import Layers, adapted_layers, require_same_experts
+from trainyard.train.methods.sums import Layers, list_adapted_layers, require_same_experts
 from trainyard.train.methods.targets import full_parameters
 
 # Policies
@@ -68,22 +68,22 @@ def whole_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bo
         model = spec.load(request, request.base)
     else:
         require_same_base(request.adapter, request.base_sha256)
-        (model, _), facts["earlier"] = merged_base(request, spec), "merge"
+        (model, _), facts["earlier"] = merge_base(request, spec), "merge"
     model.requires_grad_(False)
     warnings = spec.choose(model, request)
     rotation = spec.rotate(model, request) if spec.rotate is not None else None
-    reference = partial(frozen_context, frozen_copy(model)) if with_reference else None
+    reference = partial(freeze_context, copy_frozen(model)) if with_reference else None
     return Policy(model, reference, facts, lineage(request), warnings, rotation=rotation)
 
 
-def wanted_config(model: Any, request: PolicyRequest, spec: MethodSpec) -> Any:
+def build_adapter_config(model: Any, request: PolicyRequest, spec: MethodSpec) -> Any:
     assert spec.adapter_config is not None
     return spec.adapter_config(model, request)
 
 
 def with_new(model: Any, request: PolicyRequest, spec: MethodSpec) -> PeftModel:
     """Return the model with a new adapter, which at first changes nothing."""
-    config = wanted_config(model, request, spec)
+    config = build_adapter_config(model, request, spec)
     torch.manual_seed(request.config.hyperparameters.seed)
     return adapters.inject(model, config, NEW)
 
@@ -106,11 +106,11 @@ is saved together with the new one."""
 Way = Callable[[PolicyRequest, MethodSpec, bool, list[str]], Composed]
 
 
-def continued(request: PolicyRequest, spec: MethodSpec, with_reference: bool, warnings: list[str]) -> Composed:
+def continue_adapter(request: PolicyRequest, spec: MethodSpec, with_reference: bool, warnings: list[str]) -> Composed:
     model = spec.load(request, request.base)
-    requested_config, config = wanted_config(model, request, spec), earlier_config(request, trainable=True)
+    requested_config, config = build_adapter_config(model, request, spec), earlier_config(request, trainable=True)
     adapters.require_same_kind(config, requested_config)
-    warnings += adapters.other_shape(config, requested_config)
+    warnings += adapters.warn_about_shape(config, requested_config)
     model = with_earlier(model, request, NEW, request.device, trainable=True)
     if with_reference:
         model = with_earlier(model, request, REFERENCE, request.device)
@@ -118,40 +118,40 @@ def continued(request: PolicyRequest, spec: MethodSpec, with_reference: bool, wa
     return model, [REFERENCE], None
 
 
-def stacked(request: PolicyRequest, spec: MethodSpec, _: bool, warnings: list[str]) -> Composed:
+def stack_adapter(request: PolicyRequest, spec: MethodSpec, _: bool, warnings: list[str]) -> Composed:
     base = spec.load(request, request.base)
     require_one_adapter(base, request, spec)
     model = with_earlier(with_new(base, request, spec), request, EARLIER, request.device)
     adapters.tuner(model).set_adapter([EARLIER, NEW])
     adapters.tuner(model).set_requires_grad(EARLIER, requires_grad=False)
-    return model, [EARLIER], adapted_layers(model, EARLIER)
+    return model, [EARLIER], list_adapted_layers(model, EARLIER)
 
 
-def merged(request: PolicyRequest, spec: MethodSpec, _: bool, warnings: list[str]) -> Composed:
-    base, layers = merged_base(request, spec)
+def merge_adapter(request: PolicyRequest, spec: MethodSpec, _: bool, warnings: list[str]) -> Composed:
+    base, layers = merge_base(request, spec)
     require_one_adapter(base, request, spec)
     return with_new(base, request, spec), None, layers
 
 
 def require_one_adapter(base: Any, request: PolicyRequest, spec: MethodSpec) -> None:
     """Raise `InvalidInput` (`E-ADAPTER-MISMATCH`) where the earlier and the new adapter cannot be written as one."""
-    earlier, new = earlier_config(request), wanted_config(base, request, spec)
+    earlier, new = earlier_config(request), build_adapter_config(base, request, spec)
     adapters.require_sum(earlier, new)
     if earlier.target_parameters and new.target_parameters:
         earlier.target_parameters = full_parameters(base, earlier.target_parameters)
         require_same_experts(earlier, new)
 
 
-COMPOSITIONS: dict[str, Way] = {"continue": continued, "stack": stacked, "merge": merged}
+COMPOSITIONS: dict[str, Way] = {"continue": continue_adapter, "stack": stack_adapter, "merge": merge_adapter}
 
 
-def merged_base(request: PolicyRequest, spec: MethodSpec) -> tuple[Any, Layers]:
+def merge_base(request: PolicyRequest, spec: MethodSpec) -> tuple[Any, Layers]:
     """Return base plus earlier adapter as one model, summed in float32, then cast to the dtype of the method; and the
     layers that the adapter was on."""
     model = load_model(request.base, request.head, load_options(request, torch.float32))
     model = with_earlier(model, request, EARLIER, "cpu")
-    layers = adapted_layers(model, EARLIER)
-    model = adapters.written_in(model)
+    layers = list_adapted_layers(model, EARLIER)
+    model = adapters.write_into_base(model)
     model = grow_vocabulary(model, request.base, request.config.added_tokens)
     if request.config.method.facts.quantised:
         with TemporaryDirectory(prefix="trainyard-merged-") as folder:
@@ -190,12 +190,12 @@ def adapter_reference(model: PeftModel, active: list[str] | None) -> Iterator[Pe
 
 
 @contextmanager
-def frozen_context(model: Any) -> Iterator[Any]:
+def freeze_context(model: Any) -> Iterator[Any]:
     with torch.no_grad():
         yield model
 
 
-def frozen_copy(model: Any) -> Any:
+def copy_frozen(model: Any) -> Any:
     """Return a copy in evaluation mode that shares the weights that do not move."""
     shared = {id(value): value for value in model.parameters() if not value.requires_grad}
     return copy.deepcopy(model, shared).requires_grad_(False).eval()
@@ -213,7 +213,7 @@ def adapter_facts(model: PeftModel, request: PolicyRequest) -> JsonObject:
         "earlier": request.config.adapter if request.adapter is not None else None,
         "profile": adapter_settings(request.config.method).profile,
         "rank": config.r,
-        "saved_rank": saved_rank(model, request),
+        "saved_rank": find_saved_rank(model, request),
         "alpha": getattr(config, "lora_alpha", None),
         "dropout": getattr(config, "lora_dropout", getattr(config, "module_dropout", None)),
         "target_modules": target_names(model),
@@ -232,14 +232,17 @@ def target_names(model: PeftModel) -> list[str]:
     return sorted({name.removesuffix(".weight").rpartition(".")[2] for name in names})
 
 
-def saved_rank(model: PeftModel, request: PolicyRequest) -> int:
+def find_saved_rank(model: PeftModel, request: PolicyRequest) -> int:
     """Rank of the adapter that `save` writes: of a stack or a merge, the sum of both."""
     config: Any = model.peft_config[NEW]
     method = request.config.method
     doubled = request.adapter is None and isinstance(method, LowRankSettings) and method.changes_base
-    return int(config.r * (2 if doubled else 1) + (earlier_config(request).r if summed(request) is not None else 0))
+    return int(
+        config.r * (2 if doubled else 1)
+        + (earlier_config(request).r if find_summed_adapter(request) is not None else 0)
+    )
 
 
-def summed(request: PolicyRequest) -> Path | None:
+def find_summed_adapter(request: PolicyRequest) -> Path | None:
     """Return the earlier adapter that is written together with the new one."""
     return request.adapter if request.config.adapter in ("stack", "merge") else None

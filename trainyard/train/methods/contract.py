@@ -21,7 +21,7 @@ Groups = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class PolicyRequest:
-    """Which model is to be trained, and where. The config is one that `resolve_trainer` returned."""
+    """Request for a policy: the model to train, and its device. The config is one that `resolve_trainer` returned."""
 
     config: TrainerConfig
     base: str
@@ -72,7 +72,7 @@ class BlockRotation(Protocol):
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """One row of the table of methods: an adapter (`adapter_config`) or a choice of weights (`choose`)."""
+    """A row of the table of methods: an adapter (`adapter_config`) or a choice of weights (`choose`)."""
 
     load: Callable[[PolicyRequest, str], Any]
     """(request, folder) -> the base on its device, in the dtype or quantization format of the method."""

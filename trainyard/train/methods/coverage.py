@@ -1,4 +1,4 @@
-"""Which share of a base's weights has an adapter, by kind: what a reader of a report needs to know of a mixture of
+"""Coverage of a base's weights by an adapter, by kind: what a reader of a report needs to know of a mixture of
 experts or a model with a vision tower, whose larger part may have none."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from trainyard.json_types import JsonObject
 from trainyard.train.methods.guarding import base_name
-from trainyard.train.methods.targets import has_experts, has_towers, in_tower, is_expert, is_linear, is_router, last
+from trainyard.train.methods.targets import has_experts, has_towers, is_expert, is_in_tower, is_linear, is_router, last
 
 ATTENTION, MLP, EXPERTS, ROUTER = "attention", "mlp", "experts", "router"
 EMBEDDINGS, TOWERS, MIXERS = "embeddings", "towers", "mixers"
@@ -30,14 +30,14 @@ def measure_coverage(model: Any, adapter: str) -> JsonObject:
     """
     base = model.get_base_model()
     mixture, towers = has_experts(base), has_towers(base)
-    adapted = adapted_weights(model, adapter)
+    adapted = find_adapted_weights(model, adapter)
     kinds: dict[str, list[int]] = {}
     for name, module in model.named_modules():
         module_name = (base_name(f"{name}.") or "").removesuffix(".")
-        for weight, size in matrices_of(module):
+        for weight, size in list_matrices(module):
             if is_part_of_adapter(name):
                 continue
-            kind = kind_of(base, module_name, module, mixture=mixture, towers=towers)
+            kind = find_kind(base, module_name, module, mixture=mixture, towers=towers)
             line = kinds.setdefault(kind, [0, 0])
             line[0] += size if id(weight) in adapted else 0
             line[1] += size
@@ -60,7 +60,7 @@ def is_part_of_adapter(name: str) -> bool:
     return ".lora_" in name or ".oft_" in name or ".modules_to_save." in name
 
 
-def adapted_weights(model: Any, adapter: str) -> set[int]:
+def find_adapted_weights(model: Any, adapter: str) -> set[int]:
     """Ids of the base's matrices that have an adapter of this name, or are trained as a whole."""
     weight_ids: set[int] = set()
     for module in model.modules():
@@ -73,7 +73,7 @@ def adapted_weights(model: Any, adapter: str) -> set[int]:
     return weight_ids
 
 
-def matrices_of(module: torch.nn.Module) -> list[tuple[Any, int]]:
+def list_matrices(module: torch.nn.Module) -> list[tuple[Any, int]]:
     """(weight, number of values) of the matrices of a module itself."""
     if is_linear(module):
         layer: Any = module
@@ -83,11 +83,11 @@ def matrices_of(module: torch.nn.Module) -> list[tuple[Any, int]]:
     return [(weight, weight.numel()) for name, weight in parameters if weight.ndim > 1 and not name.endswith("bias")]
 
 
-def kind_of(base: Any, name: str, module: torch.nn.Module, *, mixture: bool, towers: bool) -> str:
+def find_kind(base: Any, name: str, module: torch.nn.Module, *, mixture: bool, towers: bool) -> str:
     parts = name.split(".")
     if isinstance(module, torch.nn.Embedding) or module is base.get_output_embeddings():
         return EMBEDDINGS
-    if towers and in_tower(base, name):
+    if towers and is_in_tower(base, name):
         return TOWERS
     if mixture and (is_router(name) or "router" in type(module).__name__.lower()):
         return ROUTER

@@ -23,14 +23,14 @@ from trainyard.train.methods.contract import PolicyRequest
 NORM_WORDS = ("norm", "ln_")
 
 
-def chosen_blocks(model: Any, request: PolicyRequest) -> list[str]:
+def train_last_blocks(model: Any, request: PolicyRequest) -> list[str]:
     """Let `blocks` last blocks and the final norm move, and with `head` the output layer; with `interval` everything.
 
     A reward model's score always moves: it starts at random. Raises `InvalidInput` (`E-TRAINABLE`).
     """
     freeze = request.config.method
     assert isinstance(freeze, FreezeSettings), freeze
-    decoder, blocks = blocks_of(model, freeze)
+    decoder, blocks = find_blocks(model, freeze)
     if freeze.interval is not None:
         model.requires_grad_(True)
         return []
@@ -48,9 +48,9 @@ def chosen_blocks(model: Any, request: PolicyRequest) -> list[str]:
     return warnings
 
 
-def blocks_of(model: Any, freeze: FreezeSettings) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
-    """Return the decoder and its blocks, of which there are as many as are to be trained. Raises as `chosen_blocks`."""
-    config, numbered = model.config.get_text_config(), numbered_blocks(model)
+def find_blocks(model: Any, freeze: FreezeSettings) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
+    """Return the decoder and its blocks, at least as many as are to be trained. Raises as `train_last_blocks`."""
+    config, numbered = model.config.get_text_config(), find_decoder_blocks(model)
     if numbered is None:
         raise InvalidInput(
             f"No list of {config.num_hidden_layers} blocks was found in {type(model).__name__}.",
@@ -99,17 +99,17 @@ class RandomBlocks:
         self.trainable = None
 
 
-def rotation_of(model: Any, request: PolicyRequest) -> RandomBlocks | None:
+def build_rotation(model: Any, request: PolicyRequest) -> RandomBlocks | None:
     """Return the rotation of a training with `interval`; None without."""
     freeze = request.config.method
     assert isinstance(freeze, FreezeSettings), freeze
     if freeze.interval is None:
         return None
-    _, blocks = blocks_of(model, freeze)
+    _, blocks = find_blocks(model, freeze)
     return RandomBlocks(list(blocks), freeze.blocks, freeze.interval, request.config.hyperparameters.seed)
 
 
-def numbered_blocks(model: Any) -> tuple[torch.nn.Module, torch.nn.ModuleList] | None:
+def find_decoder_blocks(model: Any) -> tuple[torch.nn.Module, torch.nn.ModuleList] | None:
     """Return the decoder of a transformers model and its list of blocks, found by their number; None where there is
     none.
     """

@@ -11,7 +11,7 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.contract import Groups, PolicyRequest
 
 
-def all_weights(model: Any, _: PolicyRequest) -> list[str]:
+def train_all_weights(model: Any, _: PolicyRequest) -> list[str]:
     """Let every weight move."""
     model.requires_grad_(True)
     return []

@@ -1,4 +1,4 @@
-"""That the base keeps its weights while adapters come and go: a digest of them in memory, and what compares it.
+"""Guard of the base's weights while adapters come and go: a digest of them in memory, and what compares it.
 
 The digest sums the bits of each weight tensor as integers, and those sums weighted by their place, at the speed of the
 memory: 0.05 s a gigabyte. It finds what a library changes by design or mistake; it is not a signature.

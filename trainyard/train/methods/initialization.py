@@ -1,4 +1,4 @@
-"""What a new adapter begins with: PiSSA (Meng et al. 2024, arXiv 2404.02948) and LoftQ (Li et al. 2023, 2310.08659).
+"""Initialization of adapters: PiSSA (Meng et al. 2024, arXiv 2404.02948) and LoftQ (Li et al. 2023, 2310.08659).
 
     default   B A = 0; the base is W
     pissa     B A = the largest singular values of W; the base is W - B A while it trains
@@ -53,7 +53,7 @@ def initial_factors(model: Any) -> Weights:
 
 def require_rank(model: Any) -> None:
     """Raise `InvalidInput` (`E-TRAINABLE`) where a layer has fewer singular values than the adapter has ranks."""
-    for name, module in adapted(model):
+    for name, module in list_adapted_layers(model):
         most = min(module.in_features, module.out_features)
         if module.r[NEW] > most:
             raise InvalidInput(
@@ -64,7 +64,7 @@ def require_rank(model: Any) -> None:
             )
 
 
-def adapted(model: Any) -> list[tuple[str, Any]]:
+def list_adapted_layers(model: Any) -> list[tuple[str, Any]]:
     """Return the layers with the adapter, by their names in the base."""
     return [
         (name.removeprefix(PREFIX), module)
@@ -79,7 +79,7 @@ def correct_rounding(model: Any, request: PolicyRequest) -> None:
     require_memory(request.base, torch.float32)
     options = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     whole = dict(load_model(request.base, request.head, options).named_modules())
-    for name, module in adapted(model):
+    for name, module in list_adapted_layers(model):
         rounded_OI = dequantize_module_weight(module.get_base_layer()).float()
         layer: Any = whole[name]
         exact_OI = (layer.weight.T if isinstance(layer, Conv1D) else layer.weight).to(rounded_OI.device)

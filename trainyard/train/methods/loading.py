@@ -28,7 +28,7 @@ from trainyard.stores.whole import file_sha256
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.model.head import require_known_logits
 from trainyard.train.model.positions import position_options
-from trainyard.train.model.precision import ATTENTION_NAMES, AttentionSupport, frozen_dtype
+from trainyard.train.model.precision import ATTENTION_NAMES, AttentionSupport, choose_frozen_dtype
 
 
 def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
@@ -80,7 +80,7 @@ KERNEL_FLAGS = {"fa3": "_supports_flash_attn", "fa2": "_supports_flash_attn", "s
 """Attention kernel -> the attribute by which a model class of transformers says that it has it."""
 
 
-def architecture_of(folder: str, head: Head) -> AttentionSupport:
+def find_architecture(folder: str, head: Head) -> AttentionSupport:
     """Return the class that a base will be loaded as, with its attention kernels; no weight is read.
 
     Raises `InvalidInput` (`E-MODEL-INVALID`) for a model type that transformers has no class with this head for.
@@ -103,9 +103,9 @@ def architecture_of(folder: str, head: Head) -> AttentionSupport:
 def default_attention(folder: str, head: Head = "causal") -> str:
     """Return the kernel that transformers takes when none is requested: sdpa where the model class has it, else eager.
 
-    It is passed to every loader, so that the one in a model's config.json is never used. Raises as `architecture_of`.
+    It is passed to every loader, so that the one in a model's config.json is never used. Raises as `find_architecture`.
     """
-    return "sdpa" if "sdpa" in architecture_of(folder, head).kernels else "eager"
+    return "sdpa" if "sdpa" in find_architecture(folder, head).kernels else "eager"
 
 
 def require_memory(folder: str | Path, dtype: torch.dtype) -> None:
@@ -150,7 +150,7 @@ def load_teacher(folder: str, tokenizer: Any, device: str, precision: Precision)
     """
     teacher_tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     require_same_vocabulary(teacher_tokenizer.get_vocab(), tokenizer.get_vocab())
-    dtype = frozen_dtype(device, precision)
+    dtype = choose_frozen_dtype(device, precision)
     if device == "cpu":
         require_memory(folder, dtype)
     teacher = load_for_answers(folder, dtype).requires_grad_(False).to(device)
@@ -228,7 +228,7 @@ def base_dtype(request: PolicyRequest) -> torch.dtype:
     """Return the dtype of the base's weights in memory."""
     if not request.config.method.facts.adapter:
         return torch.float32
-    return frozen_dtype(request.device, request.config.hyperparameters.precision)
+    return choose_frozen_dtype(request.device, request.config.hyperparameters.precision)
 
 
 def training_record(folder: str | Path) -> JsonObject:

@@ -18,7 +18,7 @@ from trainyard.train.methods.contract import Groups, Head, PolicyRequest
 from trainyard.train.methods.full import make_group
 from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.targets import Targets, targets
-from trainyard.train.quantization import align_train_eval, convert, load_config, stored_config
+from trainyard.train.quantization import align_train_eval, convert, load_config, read_stored_config
 
 TASKS: dict[Head, TaskType] = {"causal": TaskType.CAUSAL_LM, "reward": TaskType.SEQ_CLS}
 EMBEDDING_RATE = 1e-6
@@ -105,7 +105,7 @@ def load_quantised(request: PolicyRequest, folder: str) -> Any:
     assert format is not None, "the method qlora"
     # accelerate, below TRL, compares the number of the GPU and takes a `cuda` without one for another device
     device = torch.cuda.current_device() if request.device == "cuda" else request.device
-    quantization = load_config(format, request.device, stored_config(folder), precision)
+    quantization = load_config(format, request.device, read_stored_config(folder), precision)
     # transformers lets a `None` replace the base's own config: its packed weights would be left out, for random ones
     options = {} if quantization is None else {"quantization_config": quantization}
     model = load_base(request, folder, **options, device_map={"": device})

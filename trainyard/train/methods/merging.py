@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.json_types import JsonObject
-from trainyard.train.methods.adapters import NEW, TOLERANCE, load_adapter, probe_logits, read_config, written_in
+from trainyard.train.methods.adapters import NEW, TOLERANCE, load_adapter, probe_logits, read_config, write_into_base
 from trainyard.train.methods.loading import load_model, require_memory
 
 
@@ -25,14 +25,14 @@ def merge(base: str, adapter: Path, out: Path, dtype: str) -> JsonObject:
     float32, and that of the model as written. Raises `InvalidInput` (`E-MERGE`) for a quantised base, `TrainyardError`
     (`E-MERGE`) when the sum says something else.
     """
-    target_dtype = wanted_dtype(base, dtype)
+    target_dtype = resolve_dtype(base, dtype)
     require_memory(base, torch.float32)
     options = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     model = load_model(base, "causal", options).eval()
     config = read_config(adapter, "causal", trainable=False)
     model = load_adapter(model, adapter, config, NEW, "cpu").eval()
     before_BTV = probe_logits(model)
-    model = written_in(model)
+    model = write_into_base(model)
     divergence = largest_difference(before_BTV, probe_logits(model))
     for parameter in model.parameters():  # not `model.to(dtype)`: it would round the angles of the rotary embedding
         parameter.data = parameter.data.to(target_dtype)
@@ -66,7 +66,7 @@ def require_written(out: Path, dtype: torch.dtype, saved_BTV: torch.Tensor) -> N
         )
 
 
-def wanted_dtype(base: str, dtype: str) -> torch.dtype:
+def resolve_dtype(base: str, dtype: str) -> torch.dtype:
     """Return the dtype of the result. Raises `InvalidInput` (`E-MERGE`) for a base that is stored in few bits."""
     config = AutoConfig.from_pretrained(base, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None:

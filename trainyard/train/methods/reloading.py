@@ -64,7 +64,7 @@ def require_reloaded(
     `TrainyardError` (`E-ADAPTER-INVALID`) for other logits, and what loading raises.
     """
     expected_BTV = run_once(model)
-    with unchanged(model):
+    with restore_adapters(model):
         config = read_config(folder, head, trainable=False)
         add_copy(model, config, RELOADED)
         fill_adapter(model, folder, set(config.modules_to_save or ()), RELOADED, str(model.device))
@@ -77,7 +77,7 @@ def require_reloaded(
             active.append(OFFSET)
         tuner(model).set_adapter(active, inference_mode=True)
         reloaded_BTV = run_once(model)
-    return compare_logits(expected_BTV, reloaded_BTV, tolerance_of(model), folder)
+    return compare_logits(expected_BTV, reloaded_BTV, choose_tolerance(model), folder)
 
 
 def compare_logits(expected_BTV: torch.Tensor, reloaded_BTV: torch.Tensor, tolerance: float, folder: Path) -> float:
@@ -98,7 +98,7 @@ def compare_logits(expected_BTV: torch.Tensor, reloaded_BTV: torch.Tensor, toler
     return difference
 
 
-def tolerance_of(model: Any) -> float:
+def choose_tolerance(model: Any) -> float:
     dtypes = {weight.dtype for weight in model.parameters()}
     return max((TOLERANCES[dtype] for dtype in dtypes if dtype in TOLERANCES), default=TOLERANCES[torch.float32])
 
@@ -141,7 +141,7 @@ def fill_factors(model: PeftModel, weights: Weights) -> None:
 
 
 @contextmanager
-def unchanged(model: PeftModel) -> Iterator[None]:
+def restore_adapters(model: PeftModel) -> Iterator[None]:
     """Put back which adapters are there and active, what is trainable, and the state of the random numbers."""
     active = list(tuner(model).active_adapters)
     trainable = {name: value.requires_grad for name, value in model.named_parameters()}

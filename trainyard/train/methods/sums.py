@@ -48,7 +48,7 @@ Layers = Mapping[str, AdaptedLayer]
 """Name of the layer in a saved adapter -> its adapter."""
 
 
-def adapted_layers(model: PeftModel, adapter: str) -> dict[str, AdaptedLayer]:
+def list_adapted_layers(model: PeftModel, adapter: str) -> dict[str, AdaptedLayer]:
     """Return every layer with a low-rank adapter of this name."""
     adapted = {}
     for name, layer in model.named_modules():
@@ -86,9 +86,9 @@ def write_sum(folders: Sequence[Path], layers: Sequence[Layers], base: str, targ
             for adapter_layers, part in zip(layers, parts, strict=True)
             if name in adapter_layers
         )
-        shape = pair_of(like, name, ends)
+        shape = read_pair(like, name, ends)
         pairs = [
-            scaled(pair_of(part, name, ends), adapter_layers[name])
+            scale_pair(read_pair(part, name, ends), adapter_layers[name])
             if name in adapter_layers
             else zeros(layer, shape, config.r)
             for part, adapter_layers, config in zip(parts, layers, configs, strict=True)
@@ -110,8 +110,8 @@ def write_difference(initial: Weights, layers: Layers, folder: Path, base: str) 
     weights = load_file(folder / ADAPTER_WEIGHTS)
     for name, layer in layers.items():
         ends = next(ending for ending in PAIRS if name + ending[0] in weights)
-        a, b = scaled(pair_of(weights, name, ends), layer)
-        a0, b0 = scaled(pair_of(initial, name, ends), layer)
+        a, b = scale_pair(read_pair(weights, name, ends), layer)
+        a0, b0 = scale_pair(read_pair(initial, name, ends), layer)
         joined = join_pairs([(a, b), (a0, -b0)], layer.experts)
         weights |= dict(zip((name + ends[0], name + ends[1]), joined, strict=True))
     save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
@@ -123,12 +123,12 @@ def is_factor(name: str) -> bool:
     return any(name.endswith(ends) for ends in PAIRS)
 
 
-def pair_of(weights: Weights, name: str, ends: tuple[str, str]) -> Pair:
+def read_pair(weights: Weights, name: str, ends: tuple[str, str]) -> Pair:
     """(A, B)"""
     return weights[name + ends[0]], weights[name + ends[1]]
 
 
-def scaled(pair: Pair, layer: AdaptedLayer) -> Pair:
+def scale_pair(pair: Pair, layer: AdaptedLayer) -> Pair:
     """(A, scale x B)"""
     return pair[0].float(), pair[1].float() * layer.scale
 

@@ -12,24 +12,24 @@ from trainyard.json_types import JsonObject
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.adapters import NEW, save_adapter
-from trainyard.train.methods.composition import adapter_policy, summed, whole_policy
+from trainyard.train.methods.composition import adapter_policy, find_summed_adapter, whole_policy
 from trainyard.train.methods.contract import Groups, MethodSpec, Policy, PolicyRequest
-from trainyard.train.methods.freeze import chosen_blocks, rotation_of
-from trainyard.train.methods.full import all_weights, plain_groups
+from trainyard.train.methods.freeze import build_rotation, train_last_blocks
+from trainyard.train.methods.full import plain_groups, train_all_weights
 from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.lora import load_quantised, lora_config, lora_plus_groups
 from trainyard.train.methods.oft import oft_config
 from trainyard.train.methods.reloading import require_reloaded
-from trainyard.train.methods.sums import adapted_layers, write_difference, write_sum
+from trainyard.train.methods.sums import list_adapted_layers, write_difference, write_sum
 
 METHODS: dict[Method, MethodSpec] = {
-    Method.FULL: MethodSpec(load_base, plain_groups, choose=all_weights),
+    Method.FULL: MethodSpec(load_base, plain_groups, choose=train_all_weights),
     Method.LORA: MethodSpec(load_base, plain_groups, adapter_config=lora_config),
     Method.QLORA: MethodSpec(load_quantised, plain_groups, adapter_config=lora_config),
     Method.DORA: MethodSpec(load_base, plain_groups, adapter_config=lora_config),
     Method.LORA_PLUS: MethodSpec(load_base, lora_plus_groups, adapter_config=lora_config),
     Method.OFT: MethodSpec(load_base, plain_groups, adapter_config=oft_config),
-    Method.FREEZE: MethodSpec(load_base, plain_groups, choose=chosen_blocks, rotate=rotation_of),
+    Method.FREEZE: MethodSpec(load_base, plain_groups, choose=train_last_blocks, rotate=build_rotation),
 }
 
 
@@ -71,7 +71,7 @@ def save(policy: Policy, request: PolicyRequest, folder: Path) -> None:
         policy.model.save_pretrained(folder)
         return
     save_adapter(policy.model, request.base, folder)
-    layers, earlier = adapted_layers(policy.model, NEW), summed(request)
+    layers, earlier = list_adapted_layers(policy.model, NEW), find_summed_adapter(request)
     if earlier is not None:
         assert policy.earlier_layers is not None, "an adapter that is stacked or merged"
         write_sum((earlier, folder), (policy.earlier_layers, layers), request.base, folder)

@@ -41,7 +41,7 @@ FUSED_EXPERTS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down
 
 @dataclass(frozen=True)
 class Targets:
-    """What gets an adapter, as PEFT takes it."""
+    """Target modules of an adapter, as PEFT takes them."""
 
     modules: str | list[str]
     """PEFT's word for all linear modules, or names."""
@@ -58,26 +58,26 @@ def targets(model: Any, adapter: AdapterSettings, *, low_rank: bool = True) -> T
     require_layers(model, adapter)
     experts = list_experts(model, adapter.layers) if low_rank else {}
     if adapter.target_modules == "attention-only":
-        return by_name(model, attention_modules(model), [], adapter)
+        return match_names(model, attention_modules(model), [], adapter)
     if isinstance(adapter.target_modules, str):
         return all_linear(model, adapter, list(experts))
     names, parameters = [], []
     for name in adapter.target_modules or ():
-        members = named_experts(name, experts, adapter.target_modules or ()) if low_rank else []
-        matrix = named_matrix(model, name)
+        members = find_experts(name, experts, adapter.target_modules or ()) if low_rank else []
+        matrix = find_matrices(model, name)
         if not members and not matrix and not has_module(model, name):
             raise unknown_module(model, name)
         parameters += [*members, *matrix] if low_rank else []
         if has_module(model, name) and not matrix:
             names.append(name)
-    return by_name(model, names, parameters, adapter)
+    return match_names(model, names, parameters, adapter)
 
 
 def all_linear(model: Any, adapter: AdapterSettings, experts: list[str]) -> Targets:
     """Return every linear layer and expert of the language model, without routers and the output layer."""
     names = [name for name, _ in list_adapted(model, "all-linear")]
     if has_experts(model) or has_towers(model):
-        return by_name(model, in_layers(names, adapter.layers), experts, adapter)
+        return match_names(model, select_layers(names, adapter.layers), experts, adapter)
     # PEFT takes chosen blocks only with modules by name, and its word for all knows no layers of hqq and gptqmodel.
     modules = list(model.named_modules())
     whole = not any(is_hqq(module) or is_packed(module) or is_fused(model, name) for name, module in modules)
@@ -85,7 +85,7 @@ def all_linear(model: Any, adapter: AdapterSettings, experts: list[str]) -> Targ
     return Targets("all-linear" if by_word else sorted({name.rpartition(".")[2] for name in names}))
 
 
-def by_name(model: Any, names: Iterable[str], parameters: list[str], adapter: AdapterSettings) -> Targets:
+def match_names(model: Any, names: Iterable[str], parameters: list[str], adapter: AdapterSettings) -> Targets:
     """Return the same modules by names that PEFT does not take for those of experts, and none of a tower that is not
     named.
 
@@ -98,9 +98,9 @@ def by_name(model: Any, names: Iterable[str], parameters: list[str], adapter: Ad
     for name in names:
         members = [full for full in linear if matches(full, name)]
         if last(name) in rewritten:
-            moved += [f"{full}.weight" for full in in_layers(members, adapter.layers)]
+            moved += [f"{full}.weight" for full in select_layers(members, adapter.layers)]
         else:
-            module_names += [full for full in members if towers and not in_tower(model, full)] or [name]
+            module_names += [full for full in members if towers and not is_in_tower(model, full)] or [name]
     return Targets(module_names, sorted({*parameters, *moved}))
 
 
@@ -126,14 +126,14 @@ def list_experts(model: Any, layers: Iterable[int] | None = None) -> dict[str, t
         for parameter_name, weight in module.named_parameters(recurse=False)
         if weight.ndim == 3
     }
-    return {name: stacked[name] for name in in_layers(stacked, layers)}
+    return {name: stacked[name] for name in select_layers(stacked, layers)}
 
 
 def is_expert(name: str, module: torch.nn.Module) -> bool:
     return "experts" in type(module).__name__.lower() or last(name) == "experts"
 
 
-def named_experts(name: str, experts: Iterable[str], names: Iterable[str]) -> list[str]:
+def find_experts(name: str, experts: Iterable[str], names: Iterable[str]) -> list[str]:
     """Return the stacked matrices that a name means, by their own name or by those of the layers in them.
 
     Raises `InvalidInput` (`E-TRAINABLE`) for one half of a matrix that contains two layers.
@@ -156,7 +156,7 @@ def named_experts(name: str, experts: Iterable[str], names: Iterable[str]) -> li
     return []
 
 
-def named_matrix(model: Any, name: str) -> list[str]:
+def find_matrices(model: Any, name: str) -> list[str]:
     """Full names of weights of modules with this name that are matrices and no layers of their own, as of routers."""
     return [
         f"{full}.weight"
@@ -219,13 +219,13 @@ def last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def in_layers(names: Iterable[str], layers: Iterable[int] | None) -> list[str]:
+def select_layers(names: Iterable[str], layers: Iterable[int] | None) -> list[str]:
     """Return the names that are in the chosen blocks; all of them without a choice."""
     layer_numbers = None if layers is None else set(layers)
-    return [name for name in names if layer_numbers is None or layer_of(name) in layer_numbers]
+    return [name for name in names if layer_numbers is None or parse_layer(name) in layer_numbers]
 
 
-def layer_of(name: str) -> int | None:
+def parse_layer(name: str) -> int | None:
     """Number of the block that a module is in."""
     match = re.search(r"\.(\d+)\.", name)
     return int(match[1]) if match else None
@@ -243,7 +243,7 @@ def list_adapted(model: Any, patterns: str | list[str]) -> list[tuple[str, int]]
             pair
             for pair in linear
             if not is_output(model, pair[1]) and not is_fused(model, pair[0])
-            and not (towers and in_tower(model, pair[0])) and not (mixture and is_router(pair[0]))
+            and not (towers and is_in_tower(model, pair[0])) and not (mixture and is_router(pair[0]))
         ]  # fmt: skip
     else:
         pairs = [pair for pair in linear if any(matches(pair[0], name) for name in patterns)]
@@ -268,7 +268,7 @@ def has_towers(model: Any) -> bool:
     return model.config.get_text_config() is not model.config
 
 
-def in_tower(model: Any, name: str) -> bool:
+def is_in_tower(model: Any, name: str) -> bool:
     """Return whether a module is of a tower, or projects what a tower sees, next to the language model."""
     decoder = language_model(model)
     if decoder is not None:
@@ -288,7 +288,7 @@ def attention_modules(model: Any) -> list[str]:
     """
     towers = has_towers(model)
     names = [name for name, module in model.named_modules() if is_linear(module)]
-    linear = [name for name in names if not (towers and in_tower(model, name))]
+    linear = [name for name in names if not (towers and is_in_tower(model, name))]
     roots = [name for name, module in model.named_modules() if "attention" in type(module).__name__.lower()]
     inside = [name for name in linear if any(name.startswith(f"{root}.") for root in roots)]
     elsewhere = {name.rpartition(".")[2] for name in set(names) - set(inside)}

@@ -1,1 +1,1 @@
-"""How a base model is read: its output layer, attention, precision, positions, vocabulary, and sampling from it."""
+"""Base models: the output layer, attention, precision, positions, vocabulary, and sampling from it."""

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainyard.errors import Unavailable
 from trainyard.json_types import JsonObject
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.train.contracts import IGNORED, MASK_GROUPS, SEQUENCES, Head
 from trainyard.train.model.precision import require_liger
 from trainyard.train.model.sequence_attention import border_inputs, takes_borders
@@ -90,10 +90,10 @@ class Output:
 def hidden_states(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Output]:
     """Hidden states after the final norm (B, T, D), and the output. PEFT's layers sit inside the decoder."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return decoder_of(base)(**model_inputs(base, batch), use_cache=False).last_hidden_state, output_of(base)
+    return find_decoder(base)(**model_inputs(base, batch), use_cache=False).last_hidden_state, read_output(base)
 
 
-def decoder_of(base: Any) -> Any:
+def find_decoder(base: Any) -> Any:
     """Return the model below the output layer. Llama 4 is its own `base_model`, as its decoder has another name."""
     if base.base_model is not base:
         return base.base_model
@@ -129,7 +129,7 @@ def attention_mask(batch: dict[str, torch.Tensor], base: Any) -> torch.Tensor:
     return hidden_BTT.to(base.dtype)[:, None]
 
 
-def output_of(base: Any) -> Output:
+def read_output(base: Any) -> Output:
     """Return the output of a transformers model, from its config."""
     config = base.config.get_text_config()
     scale = getattr(config, "logit_scale", None)  # Cohere
@@ -167,14 +167,14 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad(), mixed_precision(model):
+        with torch.no_grad(), autocast_mixed(model):
             yield
     finally:
         for module, training in modes.items():
             module.training = training
 
 
-def mixed_precision(model: torch.nn.Module) -> AbstractContextManager[Any]:
+def autocast_mixed(model: torch.nn.Module) -> AbstractContextManager[Any]:
     """Return the autocast that a model needs whose weights have two precisions: float32 norms in a base of bf16 hand
     their
     states to layers that take none but bf16."""
@@ -190,7 +190,7 @@ def token_logprobs(
 ) -> torch.Tensor:
     """Log-probability of each target, in float32: (N,)."""
     if head is Head.LIGER:
-        return -load("liger_kernel.transformers.functional").liger_cross_entropy(
+        return -load_object("liger_kernel.transformers.functional").liger_cross_entropy(
             output(hidden_ND), target_N, reduction="none"
         )
     if head is Head.FULL or not hidden_ND.requires_grad:

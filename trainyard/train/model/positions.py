@@ -51,7 +51,7 @@ def position_options(folder: str, rope: RopeScaling | None) -> JsonObject:
     return {"rope_parameters": scaled, "max_position_embeddings": int(original * rope.factor)}
 
 
-def context_of(config: Any) -> int | None:
+def find_context(config: Any) -> int | None:
     """Return tokens that a model can see at once, by its config; None where that does not say."""
     text = config.get_text_config()
     trained_length, rope = getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None) or {}

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.json_types import JsonMapping
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.packages import LIGER
 
@@ -40,7 +40,7 @@ HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether something can be used on a device, and if not, what to do."""
+    """Support of a feature on a device, and what to do without it."""
 
     ok: bool
     why: str = ""
@@ -55,9 +55,9 @@ class PrecisionChoice:
     why: str
 
 
-def accelerator_of(device: str) -> Device:
+def find_accelerator(device: str) -> Device:
     """Return the row of a device by torch's name for it: torch's builds for ROCm say `cuda` for an AMD GPU."""
-    return Device.ROCM if device == "cuda" and load("torch").version.hip else Device(device)
+    return Device.ROCM if device == "cuda" and load_object("torch").version.hip else Device(device)
 
 
 def native_bf16(device: str) -> str | None:
@@ -67,7 +67,7 @@ def native_bf16(device: str) -> str | None:
     """
     if device == "cpu":
         return cpu_bf16()
-    if device == "cuda" and not load("torch").cuda.is_bf16_supported(including_emulation=False):
+    if device == "cuda" and not load_object("torch").cuda.is_bf16_supported(including_emulation=False):
         return None
     return device
 
@@ -84,13 +84,13 @@ def cpu_bf16(path: Path = Path("/proc/cpuinfo"), environment: Mapping[str, str] 
     return next((name for name in CPU_BF16 if name in flags), None)
 
 
-def frozen_dtype(device: str, requested: Precision) -> Any:
+def choose_frozen_dtype(device: str, requested: Precision) -> Any:
     """Return the torch dtype in which weights that stay frozen are kept and multiplied on a device.
 
     On CUDA that of the precision: with `auto` bf16 where the device multiplies it natively, else fp16 (V100, T4). bf16
     that was asked for on a device without it is computed from float32, as is everything on other devices.
     """
-    torch = load("torch")
+    torch = load_object("torch")
     if device != "cuda" or requested is Precision.FP32:
         return torch.float32
     if requested is Precision.FP16:
@@ -100,7 +100,7 @@ def frozen_dtype(device: str, requested: Precision) -> Any:
     return torch.float16 if requested is Precision.AUTO else torch.float32
 
 
-def hidden_size(config: JsonMapping) -> int | None:
+def read_hidden_size(config: JsonMapping) -> int | None:
     """Return the width of a model by its `config.json`; None where it does not say it."""
     nested = config.get("text_config")
     parts = (config, nested if isinstance(nested, Mapping) else {})
@@ -300,7 +300,7 @@ def convert_to_fp8(model: Any, *, emulate: bool = False) -> Any:
 
     Source: torchao.float8 (`convert_to_float8_training`, tensorwise scaling).
     """
-    float8 = load("torchao.float8")
+    float8 = load_object("torchao.float8")
     # A batch may have any number of positions, which is the inner size of the products for the weights' gradients.
     config = float8.Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
     return float8.convert_to_float8_training(model, config=config, module_filter_fn=fits_fp8)
@@ -334,7 +334,7 @@ def fuse_blocks(model: Any, device: str) -> tuple[str, ...]:
     """
     require_liger(device)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    families = load("liger_kernel.transformers.monkey_patch:MODEL_TYPE_TO_APPLY_LIGER_FN")
+    families = load_object("liger_kernel.transformers.monkey_patch:MODEL_TYPE_TO_APPLY_LIGER_FN")
     if base.config.model_type not in families:
         raise Unavailable(
             f"Liger has no kernels for a model of type {base.config.model_type}.",
@@ -345,7 +345,7 @@ def fuse_blocks(model: Any, device: str) -> tuple[str, ...]:
     parameters = inspect.signature(families[base.config.model_type]).parameters
     fused = tuple(name for name in FUSED if name in parameters)
     options = dict.fromkeys(fused, True) | dict.fromkeys(LOSSES, False)
-    load("transformers.integrations.liger:apply_liger_kernel")(base, options)
+    load_object("transformers.integrations.liger:apply_liger_kernel")(base, options)
     return fused
 
 
@@ -359,7 +359,7 @@ def compile_blocks(model: Any, device: str) -> int:
     stay (https://docs.pytorch.org/tutorials/recipes/regional_compilation.html). Lengths are dynamic from the first
     batch on: otherwise each length that is new would be compiled again. Raises `Unavailable` (`E-PACKAGE-MISSING`).
     """
-    block = load("transformers.modeling_layers:GradientCheckpointingLayer")
+    block = load_object("transformers.modeling_layers:GradientCheckpointingLayer")
     blocks = [module for module in model.modules() if isinstance(module, block)]
     if device != "cuda" or not blocks:
         raise Unavailable(

@@ -22,14 +22,14 @@ from trainyard.train.contracts import Generated, Sampling, StopReason
 
 @dataclass
 class Reading:
-    """What has been read of some rows: the cache, and which of its columns are seen (B, T)."""
+    """Read prefix of some rows: the cache, and which of its columns are seen (B, T)."""
 
     cache: Any
     mask_BT: torch.Tensor
 
 
 class PromptReader(Protocol):
-    """How a model reads a prompt and each token after it; one that thinks reads more than that."""
+    """Reader of a prompt and each token after it; one that thinks reads more than that."""
 
     def open(self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> tuple[Reading, torch.Tensor]:
         """Read prompts that are padded on the left; returns the logits of the first token of an answer too (B, V)."""
@@ -68,7 +68,7 @@ LATENT = "trainyard_latent"
 """Attribute of a model under which the weights of a latent technique are, which reads its prompts."""
 
 
-def reader_of(model: Any) -> PromptReader:
+def choose_reader(model: Any) -> PromptReader:
     """Who reads the prompts of a model: its latent technique, if it has one."""
     reader: PromptReader = getattr(model, LATENT, PLAIN)
     return reader
@@ -121,7 +121,7 @@ def open_prompts(
     """Read the prompts, each different one once; returns the logits after each of them too (B, V)."""
     different = list(dict.fromkeys(map(tuple, prompts))) if reader is PLAIN else prompts
     for rows in (different, prompts):
-        reading, logits_BV = reader.open(model, *padded(rows, "left", pad_of(tokenizer), model.device))
+        reading, logits_BV = reader.open(model, *pad_rows(rows, "left", find_pad_id(tokenizer), model.device))
         if len(rows) == len(prompts) or copies(reading.cache):
             break
     if len(rows) == len(prompts):
@@ -215,7 +215,7 @@ def ends_with_text(tokenizer: Any, token_samples: Sequence[tuple[int, float, flo
 def token_logprobs(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
     """Log-probability of every token of every row given those before it. Raises `InvalidInput` (`E-SAMPLING`)."""
     require_tokens(rows)
-    ids_BT, mask_BT = padded(rows, "right", pad_of(tokenizer), model.device)
+    ids_BT, mask_BT = pad_rows(rows, "right", find_pad_id(tokenizer), model.device)
     logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits[:, :-1].float()
     found_BT = log_softmax(logits_BTV, dim=-1).gather(2, ids_BT[:, 1:, None])[..., 0]
     return [[None, *found_BT[index, : len(row) - 1].tolist()] for index, row in enumerate(rows)]
@@ -279,7 +279,7 @@ def pairs_of(ids_TK: torch.Tensor, values_TK: torch.Tensor) -> list[list[tuple[i
     return [list(zip(ids, values, strict=True)) for ids, values in rows]
 
 
-def padded(
+def pad_rows(
     rows: Sequence[Sequence[int]], side: Literal["left", "right"], pad_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids and mask (B, T), filled up on one side."""
@@ -300,5 +300,5 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
     return list(stop_ids) if isinstance(stop_ids, list) else [stop_ids] if stop_ids is not None else []
 
 
-def pad_of(tokenizer: Any) -> int:
+def find_pad_id(tokenizer: Any) -> int:
     return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0)

@@ -59,14 +59,14 @@ def attend(
             module, query_BHTD, key_BGTD, value_BGTD, attention_mask, **options
         )
         return output
-    states = tuple(each.transpose(1, 2).flatten(0, 1) for each in as_autocast(query_BHTD, key_BGTD, value_BGTD))
+    states = tuple(each.transpose(1, 2).flatten(0, 1) for each in cast_to_autocast(query_BHTD, key_BGTD, value_BGTD))
     flash = states[0].is_cuda and states[0].dtype is not torch.float32
     kernel = attend_at_once if flash else attend_in_turn
     out_NHD = kernel(states, borders_S, options["max_length_q"], options.get("scaling"), options.get("sliding_window"))
     return out_NHD.view(query_BHTD.shape[0], -1, *out_NHD.shape[1:]), None
 
 
-def as_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
+def cast_to_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Return the tensors in the dtype of the autocast around them, which SDPA would compute them in."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
@@ -136,7 +136,7 @@ def takes_borders(base: Any) -> bool:
     return bool(base.config._attn_implementation == KERNEL)
 
 
-def reason_against(base: Any, device: str, dtype: torch.dtype) -> str:
+def explain_unsupported(base: Any, device: str, dtype: torch.dtype) -> str:
     """Return why a transformers model cannot be computed by `attend` in this precision; empty if it can."""
     config, kernel = base.config.get_text_config(), base.config._attn_implementation
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

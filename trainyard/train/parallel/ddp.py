@@ -46,11 +46,11 @@ class RowShare:
     """2 where an example is a chosen row and, in the second half of the batch, a rejected one."""
 
 
-def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
+def cut_share(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
     """Return a run of neighbouring examples; as many for each process, but for one."""
     sides = 2 if stage.facts.ports == (Port.PREFERENCE,) else 1
     if "position_ids" in batch:
-        return packed_share(batch, rank, size)
+        return cut_packed_share(batch, rank, size)
     examples = batch["input_ids"].shape[0] // sides
     start, end = examples * rank // size, examples * (rank + 1) // size
     idle = start == end
@@ -58,10 +58,10 @@ def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
         start, end = 0, 1
     rows = [row + side * examples for side in range(sides) for row in range(start, end)]
     share = {name: value[rows] for name, value in batch.items() if value.ndim == 2}
-    return RowShare(trimmed(share), idle, sides)
+    return RowShare(trim_batch(share), idle, sides)
 
 
-def packed_share(batch: Batch, rank: int, size: int) -> RowShare:
+def cut_packed_share(batch: Batch, rank: int, size: int) -> RowShare:
     """Of rows that lie end to end in one: those that begin in this process's part of the positions."""
     starts = (batch["position_ids"][0] == 0).nonzero()[:, 0].tolist()
     width = batch["input_ids"].shape[1]
@@ -73,7 +73,7 @@ def packed_share(batch: Batch, rank: int, size: int) -> RowShare:
     return RowShare({name: value[:, edges[first] : edges[last]] for name, value in batch.items()}, idle, 1)
 
 
-def trimmed(batch: Batch) -> Batch:
+def trim_batch(batch: Batch) -> Batch:
     """Without the positions at the end that no row of the share uses."""
     trimmed_batch = dict(batch)
     for mask in MASKS:
@@ -89,7 +89,7 @@ def trimmed(batch: Batch) -> Batch:
     return trimmed_batch
 
 
-def joined_scores(scores: Scores, share: RowShare, rank: int, size: int) -> Scores:
+def join_scores(scores: Scores, share: RowShare, rank: int, size: int) -> Scores:
     """Return the scores of the whole batch, in the order of its rows; a graph leads to this process's own."""
     names = sorted(scores)
     local = {name: scores[name][:0] if share.idle else scores[name] for name in names}
@@ -98,7 +98,7 @@ def joined_scores(scores: Scores, share: RowShare, rank: int, size: int) -> Scor
     dist.all_gather(gathered, own_lengths)
     lengths = [row.tolist() for row in gathered]
     flat_M = torch.cat([local[name].detach().float() for name in names])
-    everyone = exchanged(flat_M, [sum(row) for row in lengths], size)
+    everyone = exchange_values(flat_M, [sum(row) for row in lengths], size)
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     for source, (values_M, row) in enumerate(zip(everyone, lengths, strict=True)):
         for name, part in zip(names, values_M.split(row), strict=True):
@@ -119,7 +119,7 @@ def put_together(name: str, parts: Sequence[torch.Tensor], sides: int) -> torch.
     return torch.cat(list(parts))
 
 
-def exchanged(own_M: torch.Tensor, lengths: Sequence[int], size: int) -> list[torch.Tensor]:
+def exchange_values(own_M: torch.Tensor, lengths: Sequence[int], size: int) -> list[torch.Tensor]:
     """Return the numbers of all processes, which are of different lengths."""
     padded_M = own_M.new_zeros(max(1, *lengths))
     padded_M[: len(own_M)] = own_M
@@ -153,22 +153,22 @@ class Ddp(SingleProcess):
         return rank
 
     def scores(self, stage: StageSpec, model: Any, batch: Batch, head: Head) -> Scores:
-        share = share_of(batch, stage, self.team.rank, self.team.size)
+        share = cut_share(batch, stage, self.team.rank, self.team.size)
         scores = self.run(model, lambda whole: stage.score(whole, share.batch, head))
-        return joined_scores(scores, share, self.team.rank, self.team.size)
+        return join_scores(scores, share, self.team.rank, self.team.size)
 
     def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         for bucket in buckets(zero_missing_grads(parameters)):
-            flat_M = flattened(bucket)
+            flat_M = flatten_bucket(bucket)
             dist.all_reduce(flat_M)
-            for value, part in zip(bucket, unflattened(flat_M, bucket), strict=True):
+            for value, part in zip(bucket, unflatten_bucket(flat_M, bucket), strict=True):
                 value.grad = part.clone()
 
     def norm(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """Of the sum of all processes' gradients, which stay as they are."""
         squares = torch.zeros((), dtype=torch.float64)
         for bucket in buckets(zero_missing_grads(parameters)):
-            flat_M = flattened(bucket)
+            flat_M = flatten_bucket(bucket)
             dist.all_reduce(flat_M)
             squares += flat_M.double().square().sum().cpu()
         return squares.sqrt().float()
@@ -181,7 +181,7 @@ def zero_missing_grads(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]
     """
     touched = [value.grad is not None for value in parameters]
     present = []
-    for value, here, anywhere in zip(parameters, touched, any_process(touched, device_of(parameters)), strict=True):
+    for value, here, anywhere in zip(parameters, touched, reduce_any(touched, choose_device(parameters)), strict=True):
         if anywhere and not here:
             value.grad = torch.zeros_like(value)
         if anywhere:
@@ -189,14 +189,14 @@ def zero_missing_grads(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]
     return present
 
 
-def any_process(flags: Sequence[bool], device: torch.device) -> list[bool]:
+def reduce_any(flags: Sequence[bool], device: torch.device) -> list[bool]:
     """Of each flag, whether it is set in some process."""
     flags_M = torch.tensor(flags, dtype=torch.uint8, device=device)
     dist.all_reduce(flags_M, op=dist.ReduceOp.MAX)
     return [bool(flag) for flag in flags_M.tolist()]
 
 
-def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
+def choose_device(parameters: Sequence[torch.Tensor]) -> torch.device:
     return parameters[0].device if parameters else torch.device("cpu")
 
 
@@ -215,14 +215,14 @@ def buckets(tensors: Iterable[Tensor_]) -> Iterator[list[Tensor_]]:
         yield bucket
 
 
-def flattened(bucket: Sequence[torch.Tensor]) -> torch.Tensor:
+def flatten_bucket(bucket: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the gradients of a bucket in one row."""
     grads = [value.grad for value in bucket if value.grad is not None]
     assert len(grads) == len(bucket), "every tensor of a bucket has a gradient"
     return torch.cat([grad.reshape(-1) for grad in grads])
 
 
-def unflattened(flat_M: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def unflatten_bucket(flat_M: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parts of a row, in the shapes of `like`."""
     parts = flat_M.split([value.numel() for value in like])
     return [part.view_as(value) for part, value in zip(parts, like, strict=True)]

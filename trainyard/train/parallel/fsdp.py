@@ -23,7 +23,7 @@ from trainyard.json_types import JsonObject
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.checkpoint import state
-from trainyard.train.methods.freeze import numbered_blocks
+from trainyard.train.methods.freeze import find_decoder_blocks
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.parallel.zero import Sharded
@@ -59,7 +59,7 @@ class Hybrid(Sharded):
         self.group = self.mesh.get_group(SHARD)
         # The shards of a replica are gathered once, from the ranks of the first replica.
         self.apart = ("gradients", "optimizer", "random") if team.rank < self.size else ("random",)
-        _, blocks = numbered_blocks(model) or (None, [])  # without blocks, the model is one group
+        _, blocks = find_decoder_blocks(model) or (None, [])  # without blocks, the model is one group
         for block in blocks:
             fully_shard(block, mesh=self.mesh, reshard_after_forward=True)
         self.whole: Any = Whole(model)
@@ -123,11 +123,11 @@ class Hybrid(Sharded):
     @torch.no_grad()
     def take_weights(self, model: Any, saved: state.Tensors) -> None:
         for name, value in self.shards.items():
-            value.copy_(self.part_of(saved[f"parameter/{name}"]))
+            value.copy_(self.cut_part(saved[f"parameter/{name}"]))
         for name, value in model.named_buffers():
             value.copy_(saved[f"buffer/{name}"])
 
-    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+    def cut_part(self, whole: torch.Tensor) -> torch.Tensor:
         """This process's part of a whole tensor, cut as `fully_shard` cuts: chunks of rows, the last maybe empty."""
         chunks, at = whole.chunk(self.size), self.mesh.get_local_rank(SHARD)
         return chunks[at] if at < len(chunks) else whole[:0]

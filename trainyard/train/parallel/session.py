@@ -32,7 +32,7 @@ PEERS = "peers"
 
 
 class SharedSession(Session):
-    """One rank's side of a session that all ranks share."""
+    """A rank's side of a session that all ranks share."""
 
     def __init__(self, engine: TrainState, folder: Path, team: Team) -> None:
         self.team, self._together = team, False
@@ -82,9 +82,9 @@ class SharedSession(Session):
 
     def snapshot(self) -> Snapshot:
         """Return the whole state on rank 0: its own, as of a single process, and the parts of the other ranks."""
-        return self._run(SharedSession._gathered)
+        return self._run(SharedSession._gather_snapshot)
 
-    def _gathered(self) -> Snapshot:
+    def _gather_snapshot(self) -> Snapshot:
         snapshot = super().snapshot()
         if not self.team.leading:
             self.team.send({name: snapshot.parts[name] for name in self.strategy.apart}, LEADER)
@@ -97,12 +97,12 @@ class SharedSession(Session):
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
         self.require_fit(snapshot, everything=optimizer)
-        self._all("_received", lambda: self._handed_out(snapshot, optimizer), optimizer)
+        self._all("_received", lambda: self._hand_out(snapshot, optimizer), optimizer)
 
-    def _handed_out(self, snapshot: Snapshot, everything: bool) -> None:
+    def _hand_out(self, snapshot: Snapshot, everything: bool) -> None:
         """Send each rank the shared state and its own parts."""
         for rank in range(1, self.team.size):
-            self.team.send(parts_of(rank, snapshot, self.strategy), rank)
+            self.team.send(collect_parts(rank, snapshot, self.strategy), rank)
         self._take(snapshot.parts, everything)
 
     def _received(self, everything: bool) -> None:
@@ -113,7 +113,7 @@ class SharedSession(Session):
         self._take_over(parts, everything=everything)
 
 
-def parts_of(rank: int, snapshot: Snapshot, strategy: Ddp) -> JsonObject:
+def collect_parts(rank: int, snapshot: Snapshot, strategy: Ddp) -> JsonObject:
     """Return the state of one rank: rank 0's, with the parts that this rank or the ranks of its group had."""
     parts = {name: value for name, value in snapshot.parts.items() if name != PEERS}
     for name, by_rank in snapshot.parts.get(PEERS, {}).items():

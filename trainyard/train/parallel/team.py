@@ -51,7 +51,7 @@ class Team:
 
     def broadcast_command(self, command: str, *arguments: Any) -> None:
         """Send the next command and its arguments, plain values and small tensors, to all other ranks."""
-        self._broadcast(torch.frombuffer(bytearray(packed([command, list(arguments)])), dtype=torch.uint8))
+        self._broadcast(torch.frombuffer(bytearray(pack_value([command, list(arguments)])), dtype=torch.uint8))
 
     def receive_command(self) -> tuple[str, list[Any]]:
         """Wait for rank 0's next command; raises `RuntimeError` when rank 0 is gone."""
@@ -59,7 +59,7 @@ class Team:
         dist.broadcast(size_1, src=LEADER, group=self.control_group)
         data_N = torch.empty(int(size_1), dtype=torch.uint8)
         dist.broadcast(data_N, src=LEADER, group=self.control_group)
-        command, arguments = unpacked(data_N.numpy().tobytes())
+        command, arguments = unpack_value(data_N.numpy().tobytes())
         return command, arguments
 
     def shared(self, value: Any) -> Any:
@@ -101,7 +101,7 @@ class Team:
         return rebuild(plain, tensors)
 
 
-def packed(value: Any) -> bytes:
+def pack_value(value: Any) -> bytes:
     """Return a value as a safetensors file in memory, with its plain part in the metadata."""
     tensors: dict[str, torch.Tensor] = {}
     plain = flatten(value, VALUE, tensors)
@@ -109,7 +109,7 @@ def packed(value: Any) -> bytes:
     return save(copies, {VALUE: json.dumps(plain)})
 
 
-def unpacked(data: bytes) -> Any:
+def unpack_value(data: bytes) -> Any:
     size = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + size])["__metadata__"]
     return rebuild(json.loads(metadata[VALUE]), load(data))
@@ -129,7 +129,7 @@ def take_device(local_rank: int, size: int) -> None:
 
 
 @contextmanager
-def joined(rank: int, size: int, meeting: Path, device: str) -> Iterator[Team]:
+def join_team(rank: int, size: int, meeting: Path, device: str) -> Iterator[Team]:
     """This process in the group of `size` that meet by the file `meeting`, which must be a new one for each start.
 
     Raises `RuntimeError` when another one leaves while it is waited for.

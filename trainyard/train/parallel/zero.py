@@ -43,7 +43,7 @@ class Sharded(Ddp):
     def norm_of_parts(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the norm of all shards together."""
         grads = [value.grad for value in parameters if value.grad is not None]
-        none = torch.zeros((), dtype=torch.float64, device=ddp.device_of(parameters))
+        none = torch.zeros((), dtype=torch.float64, device=ddp.choose_device(parameters))
         squares = sum((grad.double().square().sum() for grad in grads), none)
         dist.all_reduce(squares, group=self.group)
         return squares.sqrt().float()
@@ -73,9 +73,9 @@ class Zero1(Sharded):
         present = ddp.zero_missing_grads(parameters)
         for owner in range(self.team.size):
             for bucket in ddp.buckets([value for value in present if self.owner[id(value)] == owner]):
-                flat_M = ddp.flattened(bucket)
+                flat_M = ddp.flatten_bucket(bucket)
                 dist.reduce(flat_M, dst=owner)
-                for value, part in zip(bucket, ddp.unflattened(flat_M, bucket), strict=True):
+                for value, part in zip(bucket, ddp.unflatten_bucket(flat_M, bucket), strict=True):
                     value.grad = part.clone() if owner == self.team.rank else None
         super().sync_gradients(parameters, scaled=scaled)
 
@@ -98,7 +98,7 @@ class Zero2(Zero1):
         """Gradients of this process's tensors: of earlier backwards, and the sums of this one."""
         self.touched: set[int] = set()
         for value in self.trainable:
-            value.register_post_accumulate_grad_hook(self.arrived)
+            value.register_post_accumulate_grad_hook(self.take_gradient)
 
     def before_backward(self, parameters: Sequence[torch.Tensor]) -> None:
         self.ready, self.touched, self.reduced = set(), set(), 0
@@ -106,7 +106,7 @@ class Zero2(Zero1):
         for value in parameters:
             value.grad = None
 
-    def arrived(self, value: torch.Tensor) -> None:
+    def take_gradient(self, value: torch.Tensor) -> None:
         """A gradient is complete here. Buckets go in one order everywhere, so that the processes meet."""
         self.ready.add(id(value))
         self.touched.add(id(value))
@@ -119,9 +119,9 @@ class Zero2(Zero1):
         for value in bucket:
             if value.grad is None:
                 value.grad = torch.zeros_like(value)
-        flat_M = ddp.flattened(bucket)
+        flat_M = ddp.flatten_bucket(bucket)
         dist.reduce(flat_M, dst=owner)
-        for value, part in zip(bucket, ddp.unflattened(flat_M, bucket), strict=True):
+        for value, part in zip(bucket, ddp.unflatten_bucket(flat_M, bucket), strict=True):
             value.grad = None
             if owner == self.team.rank:
                 before = self.grads.get(id(value))
@@ -134,7 +134,7 @@ class Zero2(Zero1):
         while self.reduced < len(self.buckets):
             self.reduce_next()
         touched = [id(value) in self.touched or id(value) in had_before for value in parameters]
-        for value, anywhere in zip(parameters, ddp.any_process(touched, ddp.device_of(parameters)), strict=True):
+        for value, anywhere in zip(parameters, ddp.reduce_any(touched, ddp.choose_device(parameters)), strict=True):
             value.grad = self.grads.get(id(value)) if anywhere else None
         self.grads = {}
 
@@ -152,7 +152,7 @@ class Partitioned(CompositeOptimizer):
     def __init__(self, inner: Any, owner: Mapping[int, int], rank: int) -> None:
         super().__init__(own=inner)
         self.rank = rank
-        self.everything = list(optimizers.parameters_of(inner.param_groups))
+        self.everything = list(optimizers.iterate_parameters(inner.param_groups))
         self.owner = owner
         self._trained: list[torch.Tensor] = []
         for group in inner.param_groups:
@@ -173,7 +173,7 @@ class Partitioned(CompositeOptimizer):
                 flat_M = torch.cat([value.detach().reshape(-1) for value in bucket])
                 dist.broadcast(flat_M, src=owner)
                 if owner != self.rank:
-                    for value, part in zip(bucket, ddp.unflattened(flat_M, bucket), strict=True):
+                    for value, part in zip(bucket, ddp.unflatten_bucket(flat_M, bucket), strict=True):
                         value.copy_(part)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -185,12 +185,12 @@ class Partitioned(CompositeOptimizer):
         """Show the averages of all owners' schedule-free optimizers; the trained weights are kept separately."""
         if isinstance(self.inner, ScheduleFree) and not self._trained:
             self._trained = [value.detach().clone() for value in self.everything]
-            optimizers.on_eval(self.inner)
+            optimizers.switch_to_eval(self.inner)
             self.broadcast_params()
 
     @torch.no_grad()
     def train(self) -> None:
-        optimizers.on_train(self.inner)
+        optimizers.switch_to_train(self.inner)
         for value, trainable in zip(self.everything, self._trained, strict=False):
             value.copy_(trainable)
         self._trained = []

@@ -82,7 +82,7 @@ class DrawnRow:
 
 @dataclass
 class Rollout:
-    """What was drawn at one place of a run."""
+    """Rollout sampled at one place of a run."""
 
     place: str
     rows: list[DrawnRow]
@@ -114,7 +114,7 @@ def collate(rows: Sequence[DrawnRow], pad_id: int) -> Batch:
     return pad([row.encoded for row in rows], pad_id)
 
 
-def padded_rows(rows: Sequence[Sequence[float]]) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_rows(rows: Sequence[Sequence[float]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values and mask (R, T) of rows of unequal length, filled up on the right."""
     widest = max(map(len, rows))
     values_RT = torch.tensor([[*row, *[0.0] * (widest - len(row))] for row in rows])
@@ -127,7 +127,7 @@ Prompt = dict[str, Any]
 
 
 class RolloutWriter(CompletionWriter, Protocol):
-    """Who draws and scores: a session."""
+    """Sampler and scorer: a session."""
 
     @property
     def has_reference(self) -> bool:
@@ -149,7 +149,7 @@ class CompletionServer(Protocol):
 
 @dataclass(frozen=True)
 class DrawnConversation:
-    """One completion with its score, before anything is computed from it."""
+    """A completion with its score, before anything is computed from it."""
 
     row: DrawnRow
     sampled: SampledCompletion
@@ -160,7 +160,7 @@ class DrawnConversation:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a rollout is drawn by and with."""
+    """Sampler and settings of a rollout."""
 
     writer: RolloutWriter
     config: TrainerConfig
@@ -240,7 +240,7 @@ def complete_turn(
     completions: dict[int, Generated] = {}
     for start in range(0, len(order), size):
         row_indices = order[start : start + size]
-        most = room_for(settings.max_completion_length, len(prompts[row_indices[-1]]), writer.context)
+        most = compute_room(settings.max_completion_length, len(prompts[row_indices[-1]]), writer.context)
         sampling = Sampling(most, settings.temperature, seed=dice.getrandbits(31))
         completions |= dict(
             zip(row_indices, writer.generate([prompts[at] for at in row_indices], sampling), strict=True)
@@ -307,7 +307,7 @@ def sampling_gap(conversations: Sequence[DrawnConversation]) -> float:
     return sum(abs(own_logprob - served_logprob) for own_logprob, served_logprob in pairs) / len(pairs)
 
 
-def room_for(requested: int, longest: int, context: int | None) -> int:
+def compute_room(requested: int, longest: int, context: int | None) -> int:
     """Return tokens that a completion of the longest prompt can have. Raises `InvalidInput` (`E-BATCH`) for none."""
     most = requested if context is None else min(requested, context - longest)
     if most < 1:
@@ -379,11 +379,11 @@ def settle_ppo(
     """Give every token its advantage, and its return where there is a critic."""
     missing_R = torch.tensor([not end for end in ended], dtype=scores_R.dtype)
     scores_R = scores_R - settings.missing_end_penalty * missing_R
-    old_RT, mask_RT = padded_rows([row.old or [0.0] * row.num_learned for row in rows])
+    old_RT, mask_RT = pad_rows([row.old or [0.0] * row.num_learned for row in rows])
     kl_RT = torch.zeros_like(old_RT)
     reported: dict[str, float] = {}
     if all(row.reference for row in rows):
-        kl_RT = estimate_kl(old_RT, padded_rows([row.reference for row in rows])[0], "k1")
+        kl_RT = estimate_kl(old_RT, pad_rows([row.reference for row in rows])[0], "k1")
         reported["kl"] = float((kl_RT * mask_RT).sum() / mask_RT.sum())
     if settings.num_generations > 1:
         reported["constant_groups"] = constant_groups(scores_R, settings.num_generations)
@@ -394,7 +394,7 @@ def settle_ppo(
     if settings.advantage == "gae_group":
         scores_R = center_groups(scores_R, settings.num_generations, "none")
     rewards_RT = token_rewards(scores_R, kl_RT, mask_RT, settings.kl_coef)
-    values_RT = padded_rows([row.values for row in rows])[0]
+    values_RT = pad_rows([row.values for row in rows])[0]
     advantages_RT, returns_RT = generalized_advantages(
         rewards_RT, values_RT, mask_RT, gamma=settings.gamma, lam=settings.lam
     )

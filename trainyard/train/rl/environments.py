@@ -47,22 +47,22 @@ OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
 def compute(expression: str) -> str:
     """Return the value of an arithmetic expression of numbers, or why it has none."""
     try:
-        value = value_of(ast.parse(expression.strip(), mode="eval").body)
+        value = evaluate_expression(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return "error"
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-def value_of(node: ast.AST) -> float:
+def evaluate_expression(node: ast.AST) -> float:
     """Return the value of a parsed expression. Raises `ValueError` for anything but small numbers and their
     operations.
     """
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         value: float = node.value
     elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-        value = OPERATORS[type(node.op)](value_of(node.operand))
+        value = OPERATORS[type(node.op)](evaluate_expression(node.operand))
     elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        value = OPERATORS[type(node.op)](value_of(node.left), value_of(node.right))
+        value = OPERATORS[type(node.op)](evaluate_expression(node.left), evaluate_expression(node.right))
     else:
         raise ValueError("not arithmetic")
     if abs(value) > LARGEST:
@@ -70,13 +70,13 @@ def value_of(node: ast.AST) -> float:
     return value
 
 
-def text_of(turn: Turn) -> str:
+def read_turn_text(turn: Turn) -> str:
     return str(turn.get("content") or "")
 
 
 def is_right(turn: Turn, answer: str) -> float:
     """Return whether a final message is the answer: the same text, or the same last number."""
-    text, expected = text_of(turn).strip(), answer.strip()
+    text, expected = read_turn_text(turn).strip(), answer.strip()
     numbers = NUMBER.findall(text)
     return float(text == expected or (bool(numbers) and numbers[-1] == expected))
 
@@ -94,7 +94,7 @@ def calculator(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float
     last = messages[-1]
     if calls := last.get("tool_calls"):
         return [answer_call(call) for call in calls], 0.0, False
-    match = CALL.search(text_of(last))
+    match = CALL.search(read_turn_text(last))
     if match:
         return [{"role": "user", "content": compute(match[1])}], 0.0, False
     return [], is_right(last, answer), True
@@ -102,7 +102,7 @@ def calculator(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float
 
 def python(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bool]:
     """Runs the last block of code and says what it printed; a message without one is the final answer."""
-    text = text_of(messages[-1])
+    text = read_turn_text(messages[-1])
     if not BLOCK.search(text):
         return [], is_right(messages[-1], answer), True
     fine, printed = run_python(last_block(text), timeout_s=5, memory_mb=512)
@@ -111,7 +111,7 @@ def python(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bo
 
 def guessing(messages: Sequence[Turn], answer: str) -> tuple[list[Turn], float, bool]:
     """Return a text game: guess the number of the row's answer; the reply to a guess is `higher` or `lower`."""
-    numbers = NUMBER.findall(text_of(messages[-1]))
+    numbers = NUMBER.findall(read_turn_text(messages[-1]))
     if not numbers:
         return [], 0.0, True
     try:

@@ -1,4 +1,4 @@
-"""Which completions make which optimizer step, and when new ones are drawn.
+"""Assignment of completions to optimizer steps, and when new ones are sampled.
 
 A rollout draws `batch_size x gradient_accumulation x minibatches` completions, `num_generations` to each prompt. The
 steps of a rollout go through them `num_iterations` times, in another order each time. A stop inside a rollout finds its
@@ -46,7 +46,7 @@ class RolloutPlan(BatchPlan):
     def steps_per_epoch(self) -> int:
         return self.rollouts_per_epoch * self.steps_per_rollout
 
-    def prompts_at(self, cursor: Cursor) -> list[int]:
+    def select_prompts(self, cursor: Cursor) -> list[int]:
         """Return the prompts of the rollout at a place. Those that would not fill one are left out, others in each
         epoch.
         """
@@ -157,7 +157,7 @@ class RolloutFeed(Feed):
         if self.rollout is None and state:
             self.rollout = Rollout.from_values(state)
         if self.rollout is None or self.rollout.place != position:
-            examples = [self.examples[row] for row in plan.prompts_at(cursor)]
+            examples = [self.examples[row] for row in plan.select_prompts(cursor)]
             surroundings = Surroundings(writer, config, self.panel, self.pad_id, self.environment, self.server)
             self.rollout = draw_rollout(surroundings, examples, position)
             history = [*state.get(HISTORY, ()), self.rollout.reported]

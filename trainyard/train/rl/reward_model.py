@@ -34,7 +34,7 @@ ROWS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class ScorerSource:
-    """Where a reward model lies: a whole one in `base`, or an adapter on it."""
+    """Location of a reward model: a whole one in `base`, or an adapter on it."""
 
     base: str
     adapter: str | None = None
@@ -45,7 +45,7 @@ class ScorerSource:
         return Path(self.adapter or self.base)
 
 
-def source_of(folder: str, base: str, base_sha256: str) -> ScorerSource:
+def find_source(folder: str, base: str, base_sha256: str) -> ScorerSource:
     """Return the source of a folder that a trainer of stage reward made, next to a policy on `base`.
 
     An adapter names the base that it was trained on: its own, where that is another one than the policy's.
@@ -73,7 +73,7 @@ def load_reward_model(source: ScorerSource, device: str, seed: int) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def own_tokenizer(source: ScorerSource) -> PreTrainedTokenizerBase:
+def load_own_tokenizer(source: ScorerSource) -> PreTrainedTokenizerBase:
     """Return the tokenizer with which a reward model was trained, or its base's."""
     folder = source.folder / "tokenizer" if source.adapter is not None else source.folder
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -84,7 +84,7 @@ def own_tokenizer(source: ScorerSource) -> PreTrainedTokenizerBase:
 
 def require_same_tokens(source: ScorerSource, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise `InvalidInput` (`E-MODEL-INVALID`) for a reward model that reads other tokens than the policy writes."""
-    scorer = own_tokenizer(source)
+    scorer = load_own_tokenizer(source)
     if scorer.get_vocab() != tokenizer.get_vocab():
         raise InvalidInput(
             "The reward model has another tokenizer than the model that is trained.",

@@ -1,4 +1,4 @@
-"""What a completion is worth: one function of the same signature for each type of reward, for every backend.
+"""Rewards of completions: one function of the same signature for each type of reward, for every backend.
 
 To add one: its settings in `spec/axes/rewards.py`, a function and a row here, a line in docs/training.md. Rewards are
 data: no code of a user runs here. A pattern of `regex` takes time linear in the completion; the patterns, references
@@ -35,7 +35,7 @@ from trainyard.spec.axes.rewards import (
     LengthReward,
     PythonReward,
     RegexReward,
-    compiled,
+    compile_pattern,
 )
 
 SCHEMA_S, SCHEMA_MB = 2, 1024
@@ -44,7 +44,7 @@ SCHEMA_S, SCHEMA_MB = 2, 1024
 
 @dataclass(frozen=True)
 class SampledCompletion:
-    """What a model has written to a prompt."""
+    """Completion of a prompt by a model."""
 
     text: str
     """Without special tokens."""
@@ -63,7 +63,7 @@ def exact_match(completion: SampledCompletion, answer: str, settings: ExactMatch
     if settings.after is not None and settings.after not in completion.text:
         return 0.0
     ends = (final_part(text, settings.after) for text in (completion.text, answer))
-    text, expected = (folded(text.strip(), settings.ignore_case) for text in ends)
+    text, expected = (fold_text(text.strip(), settings.ignore_case) for text in ends)
     return float(text == expected)
 
 
@@ -76,7 +76,7 @@ def contains(completion: SampledCompletion, answer: str, settings: ContainsRewar
     """1.0 or 0.0. An answer of spaces only is contained nowhere."""
     expected = answer.strip() if settings.text is None else settings.text
     return float(
-        bool(expected) and folded(expected, settings.ignore_case) in folded(completion.text, settings.ignore_case)
+        bool(expected) and fold_text(expected, settings.ignore_case) in fold_text(completion.text, settings.ignore_case)
     )
 
 
@@ -154,7 +154,8 @@ class RewardPanel:
         """Return name of each reward -> what each completion is worth by it, without its weight."""
         with open_sandboxes():
             return {
-                name: self.score_one(settings, completions, answers) for name, settings in named(self.rewards).items()
+                name: self.score_one(settings, completions, answers)
+                for name, settings in name_rewards(self.rewards).items()
             }
 
     def score_one(self, settings: Any, completions: Sequence[SampledCompletion], answers: Sequence[str]) -> list[float]:
@@ -188,7 +189,7 @@ def require_sound(rewards: Sequence[Any]) -> None:
                 ) from error
 
 
-def named(rewards: Sequence[Any]) -> JsonObject:
+def name_rewards(rewards: Sequence[Any]) -> JsonObject:
     """Return each reward under a name of its own: its type, with a number from the second of that type on."""
     by_name: JsonObject = {}
     for settings in rewards:
@@ -197,13 +198,13 @@ def named(rewards: Sequence[Any]) -> JsonObject:
     return by_name
 
 
-def folded(text: str, ignore_case: bool) -> str:
+def fold_text(text: str, ignore_case: bool) -> str:
     return text.casefold() if ignore_case else text
 
 
 @lru_cache(maxsize=64)
 def automaton(pattern: str, full: bool) -> SchemaValidator:
-    return compiled(pattern, full=full)
+    return compile_pattern(pattern, full=full)
 
 
 # Code that a model has written runs in `sandbox`, which the operating system confines, in another process than the
@@ -268,10 +269,10 @@ class JudgeScorer:
             PROMPT.format(most=MOST_POINTS, rubric=settings.rubric, question=completion.prompt, answer=completion.text)
             for completion in completions
         ]
-        return [share_of(reply) for reply in self.servers[settings.server](prompts, SCHEMA)]
+        return [parse_share(reply) for reply in self.servers[settings.server](prompts, SCHEMA)]
 
 
-def share_of(reply: str) -> float:
+def parse_share(reply: str) -> float:
     """Return the points of a reply, over the most."""
     match = POINTS.search(reply)
     return min(1.0, float(match[0]) / MOST_POINTS) if match else 0.0

@@ -1,4 +1,4 @@
-"""Which rows make which optimizer step, and how a step is cut into micro-batches.
+"""Assignment of rows to optimizer steps, and the split of a step into micro-batches.
 
 The rows of a step are the same whatever the cut, and the loss is a mean over the whole step: so the cut decides speed
 and memory and never the gradient (but for rounding).
@@ -40,7 +40,7 @@ StepRows = list[list[int]]
 
 @dataclass(frozen=True)
 class Cut:
-    """How steps are drawn and cut."""
+    """Settings of the steps: their rows and micro-batches."""
 
     mode: Mode
     why: str

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.data.renderers.rendering import Renderer, turn_of
+from trainyard.data.renderers.rendering import Renderer, build_turn
 from trainyard.data.rows import Message, PromptRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
@@ -65,7 +65,7 @@ def encode_prompt(
         "input_ids": prompt,
         "answer": answer.content,
         "question": turns[-1].content,
-        "messages": [turn_of(message) for message in turns],
+        "messages": [build_turn(message) for message in turns],
     }
 
 
@@ -101,7 +101,7 @@ class TokenShare(NamedTuple):
     masked: int
 
 
-def within_length(
+def encode_within_length(
     encode: Callable[[int], tuple[list[Encoded], TokenLedger]],
     width: Callable[[Encoded], int],
     share: Callable[[Encoded], TokenShare],

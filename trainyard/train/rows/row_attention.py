@@ -1,4 +1,4 @@
-"""Which kernel computes the attention of packed and padded rows in a run, decided on its own model."""
+"""Attention kernels of packed and padded rows in a run, decided on its own model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from trainyard.train.contracts import Encoded
 from trainyard.train.model.head import evaluating, label_logprobs
-from trainyard.train.model.sequence_attention import KERNEL, reason_against, set_kernel, takes_borders
+from trainyard.train.model.sequence_attention import KERNEL, explain_unsupported, set_kernel, takes_borders
 from trainyard.train.rows.batching import pack, pad
 
 ROWS = ((1, 2, 3, 4, 2), (5, 6, 7, 8, 9, 10, 11))
@@ -24,7 +24,7 @@ def choose_row_attention(model: Any, device: str, dtype: torch.dtype) -> str:
     training. Returns why the kernel is used, or why it is not; then the model is as it was.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if against := reason_against(base, device, dtype):
+    if against := explain_unsupported(base, device, dtype):
         return f"SDPA with a mask: {against}"
     before, name = base.config._attn_implementation, type(base).__name__
     masked_N = probe(model, dtype)

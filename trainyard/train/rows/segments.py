@@ -98,7 +98,7 @@ def sequence_lengths(batch: Batch) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How the examples of a stage lie in rows that have several sequences each."""
+    """Layout of the examples of a stage in rows that have several sequences each."""
 
     groups: Callable[[Sequence[Encoded]], list[PromptGroup]]
     """Examples of a batch -> its prompts, each with its answers."""

@@ -1,4 +1,4 @@
-"""Whether a prompt that several answers share is computed once: where the model allows it, and where it pays.
+"""Sharing of the computation of a prompt between answers: where the model allows it, and where it pays.
 
 With P tokens of prompt and R of each of two answers, a pair is 2 (P + R) positions as two rows and P + 2 R + 1 as one.
 Against it speak the attention of a row, which grows with the square of its length, and for stage kto the backward pass
@@ -94,7 +94,7 @@ def share_prompts(cut: Cut, config: TrainerConfig, stage: StageSpec, model: Any,
     if config.launch.strategy is not Strategy.SINGLE:
         against = "the processes of a distributed training divide the rows of a batch among them"
     else:
-        against = reason_against(model, max(map(stage.width, examples)))
+        against = explain_unshared(model, max(map(stage.width, examples)))
     if against and requested is True:
         raise InvalidInput(
             f"The prompts cannot be shared: {against}.",
@@ -125,7 +125,7 @@ def gain_of_sharing(cut: Cut, stage: StageSpec, model: Any, examples: Sequence[E
     return totals[0] / totals[1]
 
 
-def reason_against(model: Any, longest: int) -> str:
+def explain_unshared(model: Any, longest: int) -> str:
     """Return why answers cannot share a prompt in this model; empty if they can. `longest` is the longest sequence."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     name, config = type(base).__name__, base.config.get_text_config()

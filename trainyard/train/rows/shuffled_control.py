@@ -57,7 +57,7 @@ def givers(
     return ((index, rows[train_indices[other]]) for index, other in zip(train_indices, order, strict=True))
 
 
-def shuffled_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
+def shuffle_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
     """Return the same rows, the last assistant turn of each training row taken from another training row, with its
     calls.
 
@@ -71,7 +71,7 @@ def shuffled_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
     return shuffled
 
 
-def shuffled_preferences(rows: Sequence[PreferenceRow], seed: int) -> list[PreferenceRow]:
+def shuffle_preferences(rows: Sequence[PreferenceRow], seed: int) -> list[PreferenceRow]:
     """Return the same prompts, each training row with both answers of another training row."""
     shuffled = list(rows)
     for index, giver in givers(

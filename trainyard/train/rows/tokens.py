@@ -44,7 +44,7 @@ class Refusals(NamedTuple):
 
 @dataclass
 class TokenLedger:
-    """Where every token and every row of a data set went."""
+    """Ledger of every token and every row of a data set."""
 
     read: int = 0
     trained: int = 0
@@ -249,7 +249,7 @@ def encode_pieces(
     ids: list[int] = []
     labels: list[int] = []
     for number, piece in enumerate(pieces):
-        piece_ids = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=start and number == 0)
+        piece_ids = (renderer.encode_answer if piece.learned else renderer.ids)(piece.text, start=start and number == 0)
         ids += piece_ids
         labels += piece_ids if piece.learned and only in (None, piece) else [IGNORED] * len(piece_ids)
     if start:
@@ -306,7 +306,7 @@ class Answer(NamedTuple):
         return {f"{name}_ids": self.ids, **labels}
 
 
-def answer_of(example: Encoded, name: str) -> Answer:
+def get_answer(example: Encoded, name: str) -> Answer:
     """Return the answer that an example has under a name: `chosen`, `rejected` or `completion`."""
     ids = example[f"{name}_ids"]
     return Answer(ids, example.get(f"{name}_labels", ids))

@@ -52,7 +52,7 @@ def strict_kernels(enabled: bool = True) -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
-def refusal_of(step: Callable[[], None]) -> str:
+def find_refusal(step: Callable[[], None]) -> str:
     """Return why torch cannot compute a step with deterministic kernels alone; empty if it can."""
     try:
         with strict_kernels():
@@ -69,7 +69,7 @@ Found = TypeVar("Found")
 
 
 class GeneratorStates(NamedTuple):
-    """Of torch, and of the current CUDA device where one is used."""
+    """Generator states of torch, and of the current CUDA device where one is used."""
 
     torch: torch.Tensor
     cuda: torch.Tensor | None
@@ -109,7 +109,7 @@ class OwnGenerators:
 
 
 class Drawing(Protocol):
-    """What has generators of its own."""
+    """Protocol of an object with generators of its own."""
 
     @property
     def generators(self) -> OwnGenerators: ...

@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 
 
 class SingleProcess:
-    """One process. Also the contract of every other way to share a session."""
+    """Single process. Also the contract of every other way to share a session."""
 
     layout: JsonObject = ONE_PROCESS
     """How tensors are distributed over ranks; a state is loaded only where the layout is the same."""

@@ -1,4 +1,4 @@
-"""What the verbs answer, and the book of answers that keeps a repeated call from counting twice.
+"""Replies of the verbs, and the record of replies that keeps a repeated call from counting twice.
 
 Logits and hidden states that a `forward` hands out: by file, or in the reply while they are small.
 """
@@ -123,7 +123,7 @@ def read_outputs(model: Any, batch: Batch, names: Sequence[str]) -> dict[str, to
     return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 
-def hand_out(name: str, value: torch.Tensor, path: Path, *, inline: bool) -> JsonObject:
+def dump_output(name: str, value: torch.Tensor, path: Path, *, inline: bool) -> JsonObject:
     """Return one output for a reply: {shape, values}, or {shape, file, sha256} with the tensor in `path`.
 
     Raises `InvalidInput` (`E-STEP`).

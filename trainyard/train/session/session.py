@@ -39,17 +39,17 @@ from trainyard.train.checkpoint.streams import Sealer
 from trainyard.train.contracts import Batch, Generated, Head, Sampling, Scores, StageSpec
 from trainyard.train.methods.contract import BlockRotation
 from trainyard.train.model.head import require_known_logits
-from trainyard.train.model.positions import context_of
+from trainyard.train.model.positions import find_context
 from trainyard.train.model.sampling import (
     PromptQuestions,
     PromptScores,
-    pad_of,
-    reader_of,
+    choose_reader,
+    find_pad_id,
     sample,
     score_prompt,
     token_logprobs,
 )
-from trainyard.train.optimizers import on_eval, on_train
+from trainyard.train.optimizers import switch_to_eval, switch_to_train
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.determinism import OwnGenerators, draw_own, strict_kernels
 from trainyard.train.session.noise import EmbeddingNoise
@@ -60,7 +60,7 @@ from trainyard.train.session.replies import (
     Forward,
     Replies,
     Stepped,
-    hand_out,
+    dump_output,
     read_outputs,
     require_outputs,
 )
@@ -75,7 +75,7 @@ COUNTERS = ("global_step", "accumulated", "stale", "skipped")
 
 @dataclass
 class TrainState:
-    """What a session works with; `train.loop` and the native backend put it together."""
+    """Dependencies of a session; `train.loop` and the native backend put it together."""
 
     model: Any
     reference: Callable[[], AbstractContextManager[Any]] | None
@@ -96,7 +96,7 @@ class TrainState:
 
 
 class Session:
-    """One model in training. Not thread-safe."""
+    """A model in training. Not thread-safe."""
 
     def __init__(self, engine: TrainState, folder: Path) -> None:
         self.engine, self.folder = engine, folder
@@ -263,12 +263,12 @@ class Session:
 
     @property
     def pad_id(self) -> int:
-        return pad_of(self.engine.tokenizer)
+        return find_pad_id(self.engine.tokenizer)
 
     @cached_property
     def context(self) -> int | None:
         """Return tokens that the model can see at once; None where its config does not say."""
-        return context_of(self.engine.model.config)
+        return find_context(self.engine.model.config)
 
     def scores(self, batch: Batch) -> Scores:
         """Return what the model that is trained says of a batch, without dropout and without a graph."""
@@ -302,7 +302,7 @@ class Session:
             return {}
         at = self.folder / "outputs" / f"forward-{self.num_forwards + 1}"
         return {
-            name: hand_out(name, value, at.with_name(f"{at.name}-{name}.safetensors"), inline=inline)
+            name: dump_output(name, value, at.with_name(f"{at.name}-{name}.safetensors"), inline=inline)
             for name, value in outputs.items()
         }
 
@@ -404,7 +404,7 @@ class Session:
     def _generate(self, prompts: Sequence[Sequence[int]], sampling: JsonObject) -> list[Generated]:
         self._require_logits()
         arguments = (self.engine.tokenizer, prompts, Sampling(**sampling))
-        return self._quietly(lambda model: sample(model, *arguments, reader=reader_of(model)))
+        return self._quietly(lambda model: sample(model, *arguments, reader=choose_reader(model)))
 
     def _logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
         self._require_logits()
@@ -512,11 +512,11 @@ class Session:
 
     def show_served(self) -> None:
         """Put the weights in place that are served: schedule-free AdamW's average, not the point that it trains at."""
-        on_eval(self.engine.optimizer)
+        switch_to_eval(self.engine.optimizer)
 
     def show_trained(self) -> None:
         """Put the weights in place that the next step moves."""
-        on_train(self.engine.optimizer)
+        switch_to_train(self.engine.optimizer)
 
     def reset_optimizer(self) -> None:
         """Let the optimizer begin again with what it had before its first step."""
@@ -539,7 +539,7 @@ class Session:
 
     def _train(self) -> None:
         self.engine.model.train(self.engine.stage.dropout)
-        on_train(self.engine.optimizer)
+        switch_to_train(self.engine.optimizer)
 
     def _quietly(self, work: Callable[[Any], Found]) -> Found:
         """`work(model)` without dropout, gradients, or a trace in the generators that training draws from."""
@@ -572,7 +572,7 @@ class Session:
         """
         with _unsafe_preserve_version_counter(tuple(self.parameters)):
             self.engine.model.eval()
-            on_eval(self.engine.optimizer)
+            switch_to_eval(self.engine.optimizer)
             try:
                 with torch.no_grad(), fork_rng(self.engine.device), self.autocast():
                     yield

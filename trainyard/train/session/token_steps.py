@@ -33,7 +33,7 @@ POSITIONS_AT_ONCE = 8192
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One row: its tokens, its targets, and the inputs of the loss by name."""
+    """A row: its tokens, its targets, and the inputs of the loss by name."""
 
     input_ids: torch.Tensor
     """(T,)"""

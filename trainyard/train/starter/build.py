@@ -63,9 +63,9 @@ def build_starter(
     recipe = recipe or StarterRecipe()
     sources = corpus_sources(packages) if packages else corpus_sources()
     key = starter_key(recipe, sources)
-    with only_one_builder(root, report):
+    with lock_builder(root, report):
         if force or not (root / key / MANIFEST).is_file():
-            train_into(root, key, recipe, sources, threads=threads or default_threads(), report=report)
+            train_into_folder(root, key, recipe, sources, threads=threads or default_threads(), report=report)
         write_whole(DISK, root / CURRENT, f"{key}\n".encode())
     report(1.0, "the starter model is ready")
     return resolve_folder(STARTER, root / key)
@@ -96,7 +96,7 @@ def default_threads() -> int:
 
 
 @contextlib.contextmanager
-def only_one_builder(root: Path, report: Report) -> Iterator[None]:
+def lock_builder(root: Path, report: Report) -> Iterator[None]:
     """A lock of the operating system, which a dead builder cannot keep."""
     with (root / ".lock").open("w") as stream:
         try:
@@ -107,7 +107,7 @@ def only_one_builder(root: Path, report: Report) -> Iterator[None]:
         yield
 
 
-def train_into(
+def train_into_folder(
     root: Path, key: str, recipe: StarterRecipe, sources: list[PackageSource], *, threads: int, report: Report
 ) -> None:
     """Train in a temporary folder, then rename: the folder of a key exists whole or does not exist."""

@@ -1,4 +1,4 @@
-"""What the starter model reads: the docstrings of the pinned packages that every installation of Trainyard has.
+"""Corpus of the starter model: the docstrings of the pinned packages that every installation of Trainyard has.
 
 The packages are pinned, so the same text is on every machine and the corpus has one digest; nothing is downloaded and
 no text of others is part of this repository. Modules are parsed with `ast`, never imported, so that nothing of them
@@ -75,7 +75,7 @@ LEADING_PHRASES = 0.4
 
 @dataclass(frozen=True)
 class PackageSource:
-    """One package of the corpus, as it is installed here."""
+    """A package of the corpus, as it is installed here."""
 
     name: str
     version: str
@@ -145,7 +145,7 @@ def read_module(source: bytes, module: str) -> Iterator[Passage]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
-    for name, kind, doc in documented(tree, module):
+    for name, kind, doc in walk_docstrings(tree, module):
         if sum(not character.isascii() for character in doc) > MAX_NON_ASCII * len(doc):
             continue
         yield Passage(f"{kind} {name}\n{doc[:MAX_DOCSTRING_CHARS]}")
@@ -153,7 +153,7 @@ def read_module(source: bytes, module: str) -> Iterator[Passage]:
         yield from questions(name, kind, doc.split("\n\n")[0])
 
 
-def documented(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
+def walk_docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
     """(dotted name, kind, docstring) of a module and of all public classes and functions in it."""
     doc = ast.get_docstring(node) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) else None
     kind = {"Module": "module", "ClassDef": "class"}.get(type(node).__name__, "function")
@@ -161,7 +161,7 @@ def documented(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
         yield name, kind, doc
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.ClassDef) and not child.name.startswith("_"):
-            yield from documented(child, f"{name}.{child.name}")
+            yield from walk_docstrings(child, f"{name}.{child.name}")
 
 
 def questions(name: str, kind: str, paragraph: str) -> Iterator[Passage]:

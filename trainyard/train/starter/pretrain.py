@@ -135,13 +135,13 @@ def pretrain(folder: Path, spec: JsonObject) -> None:
     passages = list(read_corpus(sources))
     trained_on = [passage for passage in passages if not passage.held_out]
     tokenizer = train_tokenizer(trained_on, recipe)
-    rows = packed_rows(trained_on, tokenizer, recipe)
+    rows = pack_rows(trained_on, tokenizer, recipe)
     model = new_model(tokenizer, recipe)
     choice = choose_precision(Precision.AUTO, "cpu", native=cpu_bf16(), hidden=recipe.hidden)
     losses = train(model, rows, recipe, folder, choice.precision)
     target = folder / "model"
     save(model, tokenizer, target)
-    heldout = packed_rows([passage for passage in passages if passage.held_out], tokenizer, recipe)
+    heldout = pack_rows([passage for passage in passages if passage.held_out], tokenizer, recipe)
     manifest = {
         "key": spec["key"],
         "recipe": spec["recipe"],
@@ -209,11 +209,13 @@ def train_tokenizer(passages: list[Passage], recipe: StarterRecipe) -> PreTraine
     return tokenizer
 
 
-def packed_rows(
+def pack_rows(
     passages: list[Passage], tokenizer: PreTrainedTokenizerFast, recipe: StarterRecipe
 ) -> Iterator[torch.Tensor]:
     """Batches of token ids (B, T + 1), without end: each pass over the passages has its own order."""
-    encoded = tokenizer([as_text(passage, tokenizer) for passage in passages], add_special_tokens=False)["input_ids"]
+    encoded = tokenizer([render_passage(passage, tokenizer) for passage in passages], add_special_tokens=False)[
+        "input_ids"
+    ]
     width = recipe.row_tokens + 1
     shuffle = random.Random(recipe.seed)
     pending: list[int] = []
@@ -225,7 +227,7 @@ def packed_rows(
                 yield torch.tensor(batch).view(recipe.batch_rows, width)
 
 
-def as_text(passage: Passage, tokenizer: PreTrainedTokenizerFast) -> str:
+def render_passage(passage: Passage, tokenizer: PreTrainedTokenizerFast) -> str:
     if passage.question is None:
         return passage.text + starter.END_OF_TEXT
     turns = [{"role": "user", "content": passage.question}, {"role": "assistant", "content": passage.text}]
@@ -265,7 +267,7 @@ def train(
     model.train()
     for step in range(1, recipe.steps + 1):
         ids_BT = next(rows)
-        with mixed_precision(bf16=precision is Precision.BF16):
+        with autocast_bf16(bf16=precision is Precision.BF16):
             logits_BTV = model(input_ids=ids_BT[:, :-1], use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1).float(), ids_BT[:, 1:].flatten())
         torch.autograd.backward(loss)
@@ -306,7 +308,7 @@ def learning_rate_multiplier(step: int, recipe: StarterRecipe) -> float:
     return max(0.01, min(1.0, left))
 
 
-def mixed_precision(*, bf16: bool) -> AbstractContextManager[Any]:
+def autocast_bf16(*, bf16: bool) -> AbstractContextManager[Any]:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16)
 
 

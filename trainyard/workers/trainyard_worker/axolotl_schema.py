@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 DATASETS: tuple[type[BaseModel], ...] = (SFTDataset, DPODataset, KTODataset)
 
 
-def keys_of(models: Iterable[type[BaseModel]]) -> set[str]:
+def list_keys(models: Iterable[type[BaseModel]]) -> set[str]:
     """Names and aliases of the fields of models."""
     fields = [(name, field.alias) for model in models for name, field in model.model_fields.items()]
     return {name for pair in fields for name in pair if name}
@@ -34,9 +34,9 @@ def unknown(config: Mapping[str, object], keys: set[str], prefix: str = "") -> l
 
 
 def validate(config: dict[str, Any]) -> dict[str, Any]:
-    wrong = unknown(config, keys_of([AxolotlInputConfig]))
+    wrong = unknown(config, list_keys([AxolotlInputConfig]))
     for number, part in enumerate(config.get("datasets") or []):
-        wrong += unknown(part, keys_of(DATASETS), f"datasets.{number}.")
+        wrong += unknown(part, list_keys(DATASETS), f"datasets.{number}.")
     try:
         AxolotlInputConfig(**config)
     except ValidationError as error:

@@ -37,7 +37,7 @@ FIRST_SCALE_POWER = 10
 
 @dataclass
 class DeepspeedTraining:
-    """One process of a run, put together."""
+    """Assembled process of a run."""
 
     files: WorkerFiles
     engine: Any
@@ -68,11 +68,13 @@ def train(folder: Path, stop: StopFlag) -> None:
     run = assemble(files)
     if files.resume["path"]:
         adapter = files.plan["lora"] is not None
-        run.step, run.losses, run.tokens = shards.load(run.engine, Path(files.resume["path"]), adapter=adapter)
+        run.step, run.losses, run.tokens = shards.load_checkpoint(
+            run.engine, Path(files.resume["path"]), adapter=adapter
+        )
     if run.first:
         files.begin(device=files.plan["device"], threads=torch.get_num_threads(), **run.facts)
     if loop(run, stop):
-        hand_over(run)
+        write_result(run)
     elif run.first:
         files.report_stopped(run.step)
     torch.distributed.barrier()
@@ -161,11 +163,11 @@ def engine_config(files: WorkerFiles, stage: int, world: int, precision: str) ->
 def loop(run: DeepspeedTraining, stop: StopFlag) -> bool:
     """The remaining steps; False when all processes agreed to stop before the last one."""
     total, save_steps = run.files.plan["total_steps"], run.files.plan["save_steps"]
-    if agreed(stop, run.device):
+    if should_stop(stop, run.device):
         return False
     for line in run.files.steps(run.step):
         take_step(run, line)
-        halt = agreed(stop, run.device) and run.step < total
+        halt = should_stop(stop, run.device) and run.step < total
         if run.step < total and (halt or run.step % save_steps == 0):
             save(run)
         if halt:
@@ -173,7 +175,7 @@ def loop(run: DeepspeedTraining, stop: StopFlag) -> bool:
     return True
 
 
-def agreed(stop: StopFlag, device: torch.device) -> bool:
+def should_stop(stop: StopFlag, device: torch.device) -> bool:
     """Whether any process was asked to stop: all of them learn it between the same two steps."""
     flag = torch.tensor([int(stop.raised)], device=device)
     torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
@@ -216,12 +218,12 @@ def token_loss(run: DeepspeedTraining, rows: list[int]) -> torch.Tensor:
         {"input_ids": [run.files.plan["pad_id"]] * 2, "labels": [IGNORED] * 2}
     ]
 
-    def padded(rows: list[list[int]], filler: int) -> torch.Tensor:
+    def pad_rows(rows: list[list[int]], filler: int) -> torch.Tensor:
         return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=filler).to(run.device)
 
-    ids_BT = padded([row["input_ids"] for row in examples], int(run.files.plan["pad_id"]))
-    labels_BT = padded([row["labels"] for row in examples], IGNORED)
-    mask_BT = padded([[1] * len(row["input_ids"]) for row in examples], 0)
+    ids_BT = pad_rows([row["input_ids"] for row in examples], int(run.files.plan["pad_id"]))
+    labels_BT = pad_rows([row["labels"] for row in examples], IGNORED)
+    mask_BT = pad_rows([[1] * len(row["input_ids"]) for row in examples], 0)
     logits_BTV = run.engine(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits
     if not rows:
         return logits_BTV.float().sum() * 0.0
@@ -238,7 +240,7 @@ def save(run: DeepspeedTraining) -> None:
         run.files.emit("checkpoint", **saved)
 
 
-def hand_over(run: DeepspeedTraining) -> None:
+def write_result(run: DeepspeedTraining) -> None:
     """Gather the weights in process 0 and write them as PEFT or transformers would."""
     target = run.files.output_dir() if run.first else None
     shards.gather(run.engine, target)

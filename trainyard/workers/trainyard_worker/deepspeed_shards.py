@@ -33,9 +33,9 @@ def measure(engine: Any, sizes: dict[str, int], stage: int, world: int) -> dict[
         for name, parameter in parameters.items():
             size, here = sizes[name], count_local(parameter)
             if size > 1 and (parameter.numel() == size or here > math.ceil(size / world)):
-                raise not_sharded(f"{name} is not sharded: one of {world} ranks has {here:,} of {size:,} elements.")
+                raise sharding_error(f"{name} is not sharded: one of {world} ranks has {here:,} of {size:,} elements.")
     if world > 1 and stage >= 1 and state > math.ceil(trained / world) + padding(engine, world):
-        raise not_sharded(f"The optimizer of one of {world} ranks contains {state:,} of {trained:,} elements.")
+        raise sharding_error(f"The optimizer of one of {world} ranks contains {state:,} of {trained:,} elements.")
     weights = sum(map(count_local, parameters.values()))
     return {"weights": sum(sizes.values()), "weights_here": weights, "trained": trained, "optimizer_here": state}
 
@@ -61,7 +61,7 @@ def padding(engine: Any, world: int) -> int:
     return 64 * world * max(1, len(engine.optimizer.param_groups)) + len(list(engine.module.parameters()))
 
 
-def not_sharded(message: str) -> WorkerError:
+def sharding_error(message: str) -> WorkerError:
     return WorkerError(
         message,
         why="The run would take the memory of an unshared one under the name of a shared one.",
@@ -86,7 +86,7 @@ def save(engine: Any, folder: Path, state: dict[str, Any], facts: dict[str, Any]
     return event
 
 
-def load(engine: Any, checkpoint: Path, *, adapter: bool) -> tuple[int, list[list[float]], int]:
+def load_checkpoint(engine: Any, checkpoint: Path, *, adapter: bool) -> tuple[int, list[list[float]], int]:
     """Take over a verified checkpoint; returns (step, losses, tokens)."""
     state = orjson.loads((checkpoint / STATE_FILE).read_bytes())
     path, _ = engine.load_checkpoint(str(checkpoint), load_module_strict=not adapter)

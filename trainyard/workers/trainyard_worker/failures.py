@@ -21,7 +21,7 @@ class WorkerError(Exception):
         self.fields = {"kind": kind, "code": code, "what": what, "why": why, "do": do}
 
 
-def out_of_memory(text: str) -> dict[str, str]:
+def describe_out_of_memory(text: str) -> dict[str, str]:
     """A full device; the first line of `text` says how much was requested."""
     return {
         "what": "The device ran out of memory.",
@@ -61,7 +61,7 @@ def nonfinite_weights(name: str) -> dict[str, str]:
     }
 
 
-def unchanged_weights(why: str) -> dict[str, str]:
+def unchanged_weights_error(why: str) -> dict[str, str]:
     """A training after which no weight is another one."""
     return {
         "what": "The training has ended and moved no weight: its result would be what it began with.",
@@ -97,14 +97,14 @@ def crash(error: BaseException) -> dict[str, str]:
     }
 
 
-def fields_of(error: Exception) -> dict[str, Any]:
+def describe_error(error: Exception) -> dict[str, Any]:
     """{kind, code, what, why, do} of an error of a tool: its own, a full memory, or that another process is gone."""
     text, size = str(error), os.environ.get("WORLD_SIZE", "1")
     if isinstance(error, WorkerError):
         return error.fields
     fields = crash(error)
     if "out of memory" in text.lower():
-        fields = out_of_memory(text)
+        fields = describe_out_of_memory(text)
     elif int(size) > 1 and any(word in text for word in LOST):
         fields = rank_lost(size)
     return {"kind": "TrainyardError", **fields}

@@ -1,4 +1,4 @@
-"""What a worker reads and leaves in the folder of a job: its plan, the event file, whole checkpoints, its result."""
+"""Files of a worker in the folder of a job: its plan, the event file, whole checkpoints, its result."""
 
 from __future__ import annotations
 

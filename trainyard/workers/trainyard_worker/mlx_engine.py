@@ -115,7 +115,7 @@ def inject(model: nn.Module, files: WorkerFiles) -> Fields | None:
     else:
         divisor = math.sqrt(config["r"]) if config["use_rslora"] else config["r"]
         parameters = {"rank": int(config["r"]), "scale": float(config["lora_alpha"]) / divisor}
-        parameters |= {"dropout": float(config["lora_dropout"]), "keys": sorted(adapted(model, config))}
+        parameters |= {"dropout": float(config["lora_dropout"]), "keys": sorted(list_adapted_modules(model, config))}
     linear_to_lora_layers(model, -1, parameters, use_dora=files.config["method"]["type"] == "dora")
     if files.spec["adapter"] is not None:
         model.load_weights(str(start / ADAPTER_FILE), strict=False)
@@ -129,7 +129,7 @@ def adapter_config(files: WorkerFiles) -> Fields:
     return config
 
 
-def adapted(model: nn.Module, config: Fields) -> list[str]:
+def list_adapted_modules(model: nn.Module, config: Fields) -> list[str]:
     """Full names of the modules that PEFT would adapt. Raises `WorkerError` (`E-TRAINABLE`)."""
     targets, blocks = config["target_modules"], config.get("layers_to_transform")
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.QuantizedLinear)]
@@ -189,7 +189,7 @@ def make_optimizer(files: WorkerFiles) -> optim.Optimizer:
 
 @dataclass
 class MlxTraining(TrainingCallback):
-    """One run: gives mlx-lm its batches, hears of every step, saves and stops between two."""
+    """A run: gives mlx-lm its batches, hears of every step, saves and stops between two."""
 
     files: WorkerFiles
     stop: StopFlag
@@ -222,7 +222,7 @@ class MlxTraining(TrainingCallback):
             parts += [(rows[-1], 0.0)] * (self.accumulation - len(rows))  # the last step of an epoch has fewer rows
             for part, weight in parts:
                 mx.random.seed(self.files.hyper["seed"] * SEEDS + number)
-                yield padded(part, self.files.plan["pad_id"], weight)
+                yield pad_rows(part, self.files.plan["pad_id"], weight)
                 number += 1
 
     def on_train_loss_report(self, train_info: Fields) -> None:
@@ -280,7 +280,7 @@ class MlxTraining(TrainingCallback):
         self.files.report(losses=self.losses, versions=versions, tool=tool, **facts)
 
 
-def padded(rows: list[dict[str, list[int]]], pad_id: int, share: float) -> tuple[mx.array, ...]:
+def pad_rows(rows: list[dict[str, list[int]]], pad_id: int, share: float) -> tuple[mx.array, ...]:
     """(ids, labels, share of the step) of some rows, filled up on the right."""
     longest = max(len(row["input_ids"]) for row in rows)
     width = 1 + PAD_TO * math.ceil((longest - 1) / PAD_TO)
@@ -306,16 +306,18 @@ def write_model(trained: dict[str, mx.array], base: Path, target: Path) -> None:
                 stored[name] = trained[name]
                 left.discard(name)
             elif name in trained:
-                raise no_layout(f"{name} has the shape {trained[name].shape} in mlx-lm and {value.shape} in the base.")
+                raise layout_error(
+                    f"{name} has the shape {trained[name].shape} in mlx-lm and {value.shape} in the base."
+                )
         mx.save_safetensors(str(target / path.name), stored, metadata={"format": "pt"})
     if left:
-        raise no_layout(f"The base has no {sorted(left)[0]}.")
+        raise layout_error(f"The base has no {sorted(left)[0]}.")
     for path in base.glob("*.json"):
         if path.name.startswith(("config", "generation_config", "model.safetensors.index")):
             shutil.copyfile(path, target / path.name)
 
 
-def no_layout(why: str) -> WorkerError:
+def layout_error(why: str) -> WorkerError:
     return WorkerError(
         "mlx-lm stores this model in another layout than transformers.",
         why=why,

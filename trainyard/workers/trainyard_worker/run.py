@@ -17,13 +17,13 @@ import orjson
 
 from . import names
 from .contract import PR_SET_PDEATHSIG, prctl
-from .failures import LOST_CODE, fields_of
+from .failures import LOST_CODE, describe_error
 from .files import StopFlag, write_whole
 
 ENGINES = {name: f"{__package__}.{name}_engine" for name in ("mlx", "unsloth", "deepspeed")}
 
 
-def load(engine: str) -> Callable[[Path, StopFlag], None]:
+def load_engine(engine: str) -> Callable[[Path, StopFlag], None]:
     """The `train` of an engine, whose imports take up to ten seconds."""
     train: Callable[[Path, StopFlag], None] = importlib.import_module(ENGINES[engine]).train
     return train
@@ -36,7 +36,7 @@ def report_failure(folder: Path, error: Exception) -> None:
     """
     path = folder / names.FAILURE_FILE
     if not path.exists() or orjson.loads(path.read_bytes())["code"] == LOST_CODE:
-        write_whole(path, fields_of(error))
+        write_whole(path, describe_error(error))
 
 
 def main(engine: str, where: str) -> None:
@@ -45,7 +45,7 @@ def main(engine: str, where: str) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody else would free the device
     stop = StopFlag()
     try:
-        load(engine)(folder, stop)
+        load_engine(engine)(folder, stop)
     except Exception as error:
         traceback.print_exc()
         report_failure(folder, error)

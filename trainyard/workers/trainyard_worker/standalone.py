@@ -159,7 +159,7 @@ class Chat:
         added = [token for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
         special = {token.content for token in added if token.special}
         written = {token.content for token in added if token.content in tokenizer.chat_template}
-        self.special, self.control, self.refused = one_of(special), one_of(special | written), list[str]()
+        self.special, self.control, self.refused = token_pattern(special), token_pattern(special | written), list[str]()
         self.ends = {tokenizer.convert_tokens_to_ids(token) for token in special | written}
         newline, word = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("\n", "a"))
         self.keeps_start = tokenizer("\na", add_special_tokens=False)["input_ids"] == newline + word
@@ -192,7 +192,7 @@ class Chat:
             return list(encode_marked_chat(self.tokenizer, text if start else CONTINUES + text))
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def learned_ids(self, text: str) -> list[int]:
+    def encode_answer(self, text: str) -> list[int]:
         """Ids of an answer; one without an end gets the end of text, or the model would not learn to stop."""
         ids = self.ids(text, start=False)
         return ids if not ids or ids[-1] in self.ends else [*ids, self.tokenizer.eos_token_id]
@@ -210,7 +210,7 @@ class Chat:
                 raise SystemExit("The chat template changes earlier turns; set one of your own in spec.json.")
             prompt_ids = self.ids(whole[done : len(prompt)], start=not ids) if len(prompt) > done else []
             reply = whole[len(prompt) : end]
-            answer = self.learned_ids(reply)
+            answer = self.encode_answer(reply)
             counts = messages[at].get("weight") != 0 and bool(self.control.sub("", reply).strip())
             ids += prompt_ids + answer
             labels += [IGNORED] * len(prompt_ids) + (answer if counts else [IGNORED] * len(answer))
@@ -230,11 +230,11 @@ class Chat:
         if not all(text.startswith(prompt_text) for text in texts):
             raise SystemExit("The chat template writes the prompt differently once it is answered; set your own.")
         prompt = self.ids(prompt_text, start=True)
-        answers = [self.learned_ids(text[len(prompt_text) : self.turn_end(text)]) for text in texts]
+        answers = [self.encode_answer(text[len(prompt_text) : self.turn_end(text)]) for text in texts]
         return [{"input_ids": prompt + ids, "labels": [IGNORED] * len(prompt) + ids} for ids in answers]
 
 
-def one_of(tokens: set[str]) -> re.Pattern[str]:
+def token_pattern(tokens: set[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(tokens, key=lambda token: (-len(token), token)))) or "(?!)")
 
 
@@ -387,7 +387,7 @@ def train(spec: Fields, model: Any, tokenizer: Any, examples: list[Any], data: F
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * factor
         micro = [[examples[row] for row in rows] for rows in plan.at(step, per_epoch)]
-        loss = one_step(spec, model, reference, micro, tokenizer.pad_token_id)
+        loss = run_step(spec, model, reference, micro, tokenizer.pad_token_id)
         norm = torch.nn.utils.clip_grad_norm_(trainable, hyper["max_grad_norm"])
         if not math.isfinite(loss):
             raise SystemExit(f"The loss of step {step + 1} is {loss}: lower the learning rate.")
@@ -403,7 +403,7 @@ def train(spec: Fields, model: Any, tokenizer: Any, examples: list[Any], data: F
             raise SystemExit(75)
     save_result(spec, model, tokenizer, {
         "steps": total, "epochs": total / per_epoch, "losses": losses, "device": device,
-        **counted(plan, examples, total, per_epoch), "data": data,
+        **count_steps(plan, examples, total, per_epoch), "data": data,
         "precision": "fp32", "threads": torch.get_num_threads(), "seconds": round(time.monotonic() - started, 3),
         "chat_template": tokenizer.chat_template,
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, peft)},
@@ -411,7 +411,7 @@ def train(spec: Fields, model: Any, tokenizer: Any, examples: list[Any], data: F
 
 
 class Plan:
-    """Which rows make which step, and how it is cut: a function of seed and step, so a restart sees the same rows."""
+    """Batch plan: a function of seed and step, so a restart sees the same rows."""
 
     def __init__(self, spec: Fields, examples: list[Any], device: str) -> None:
         hyper, batching = spec["hyperparameters"], spec["engine"]["batching"]
@@ -454,7 +454,7 @@ class Plan:
         return micro
 
 
-def counted(plan: Plan, examples: list[Any], total: int, per_epoch: int) -> Fields:
+def count_steps(plan: Plan, examples: list[Any], total: int, per_epoch: int) -> Fields:
     """What the steps were trained on: whole epochs take every row, the last one those of its steps."""
     last = range(total // per_epoch * per_epoch, total)
     rows = (total // per_epoch) * examples + [
@@ -466,7 +466,7 @@ def counted(plan: Plan, examples: list[Any], total: int, per_epoch: int) -> Fiel
     return {"tokens": tokens, "rows": {"trained": len(rows)}, "counted": "batches"}
 
 
-def one_step(spec: Fields, model: Any, reference: Any, micro: list[list[Any]], pad: int) -> float:
+def run_step(spec: Fields, model: Any, reference: Any, micro: list[list[Any]], pad: int) -> float:
     """Forward and backward of all micro-batches; returns the mean loss of the step."""
     batches = [collate(rows, pad, next(model.parameters()).device) for rows in micro]
     imitates = spec["stage"] in ("cpt", "sft")

@@ -120,7 +120,7 @@ def train(folder: Path, stop: StopFlag) -> None:
     if trainer.state.global_step < files.plan["total_steps"]:
         files.report_stopped(trainer.state.global_step)
         return
-    hand_over(files, trainer, facts)
+    write_result(files, trainer, facts)
 
 
 def load_model(files: WorkerFiles, precision: str) -> tuple[Any, Any]:
@@ -199,7 +199,7 @@ def arguments(files: WorkerFiles, precision: str) -> Any:
     )
 
 
-def hand_over(files: WorkerFiles, trainer: Any, facts: dict[str, Any]) -> None:
+def write_result(files: WorkerFiles, trainer: Any, facts: dict[str, Any]) -> None:
     target = files.output_dir()
     trainer.model.save_pretrained(str(target), safe_serialization=True)
     tools = ["unsloth", "unsloth_zoo", "torch", "transformers", "trl", "peft"]

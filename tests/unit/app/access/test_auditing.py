@@ -15,7 +15,7 @@ from trainyard.operations.base import Nothing
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import settings
 from trainyard.stores.audit import AuditLog
-from trainyard.surfaces.invocation import carry_out, changes_something, request_of
+from trainyard.surfaces.invocation import build_request, changes_something, execute_operation
 from trainyard.surfaces.sdk.surface import here
 
 
@@ -32,7 +32,7 @@ def entries(context: Context, **filters: Any) -> tuple[AuditRow, ...]:
 
 
 def ask(operation: str, context: Context, /, **fields: Any) -> Any:
-    return carry_out(operation, request_of(operation, fields), context)
+    return execute_operation(operation, build_request(operation, fields), context)
 
 
 def test_what_is_looked_at_has_no_entry_and_what_is_changed_has_one(context: Context) -> None:

@@ -12,7 +12,7 @@ from trainyard.errors import Conflict, Denied, InvalidInput, NotFound, Refused
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry
-from trainyard.surfaces.invocation import carry_out, request_of
+from trainyard.surfaces.invocation import build_request, execute_operation
 
 REMOTE = Caller("ci", remote=True)
 CHAIN = {"nodes": [{"type": "data_source", "config": {"path": "docs"}}]}
@@ -25,7 +25,7 @@ def context(tmp_path: Path) -> Context:
 
 
 def ask(operation: str, context: Context, /, **fields: Any) -> Any:
-    return carry_out(operation, request_of(operation, fields), context)
+    return execute_operation(operation, build_request(operation, fields), context)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_a_whole_chain_is_checked_and_planned_but_not_run(context: Context) -> N
 
 @pytest.mark.parametrize("local", [name for name, row in OPERATIONS.items() if row.local])
 def test_what_is_local_is_refused_whatever_the_scope(local: str, context: Context) -> None:
-    model = request_of("templates", {})
+    model = build_request("templates", {})
     with pytest.raises(Denied, match="E-LOCAL"):
-        carry_out(local, model.model_construct(_fields_set=set()), context)
+        execute_operation(local, model.model_construct(_fields_set=set()), context)
 
 
 @pytest.mark.parametrize(

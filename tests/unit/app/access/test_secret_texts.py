@@ -15,7 +15,7 @@ from trainyard.app.secrets import (
     REDACTED,
     SERVICE_LOGGERS,
     find_secrets,
-    known_secrets,
+    list_secrets,
     read_text_before,
     redact_lines,
     redact_logs,
@@ -140,11 +140,11 @@ def test_a_known_value_is_replaced_whatever_it_looks_like() -> None:
 def test_the_secrets_of_the_process_are_known(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SOME_API_KEY", "letters-only"), ("WAREHOUSE", "sqlite:////srv/rows"), ("PIN_TOKEN", "short")):
         monkeypatch.setenv(name, value)
-    secrets = known_secrets(load_settings(home=home, databases={"rows": "WAREHOUSE"}))
+    secrets = list_secrets(load_settings(home=home, databases={"rows": "WAREHOUSE"}))
     assert {"letters-only", "sqlite:////srv/rows"} <= set(secrets)
     assert "short" not in secrets
     auth = keep_auth(load_settings(home=home))
-    assert {auth, auth.partition(":")[2]} <= set(known_secrets(load_settings(home=home)))
+    assert {auth, auth.partition(":")[2]} <= set(list_secrets(load_settings(home=home)))
 
 
 def test_a_traceback_of_the_service_has_no_secret(home: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,7 +25,7 @@ from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.stores.models import chat_template_sha256, model_sha256
 from trainyard.surfaces.cli.command import render
-from trainyard.surfaces.invocation import carry_out, request_of
+from trainyard.surfaces.invocation import build_request, execute_operation
 from trainyard.surfaces.serve import find_model
 
 pytestmark = pytest.mark.integration
@@ -84,7 +84,7 @@ class Yard:
         record.finish(result)
 
     def call(self, operation: str, **fields: Any) -> Any:
-        return carry_out(operation, request_of(operation, fields), self.context)
+        return execute_operation(operation, build_request(operation, fields), self.context)
 
 
 @pytest.fixture
@@ -148,9 +148,9 @@ def test_another_tenants_job_is_not_there(yard: Yard) -> None:
     yard.job("desk", tenant="red")
     blue = replace(yard.context, caller=Caller("blue", tenant="blue", remote=True))
     with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
-        carry_out("adapters register", request_of("adapters register", {"job": "desk", "role": "x"}), blue)
+        execute_operation("adapters register", build_request("adapters register", {"job": "desk", "role": "x"}), blue)
     red = replace(yard.context, caller=Caller("red", tenant="red", remote=True))
-    done = carry_out("adapters register", request_of("adapters register", {"job": "desk", "role": "x"}), red)
+    done = execute_operation("adapters register", build_request("adapters register", {"job": "desk", "role": "x"}), red)
     assert done.version == "red/x/v1"
 
 

@@ -22,7 +22,7 @@ from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.plan import plan
 from trainyard.app.plan.refusals import list_refusals
 from trainyard.app.plan.resolve import resolve_chain
-from trainyard.compute.gpus import devices_here
+from trainyard.compute.gpus import list_devices
 from trainyard.errors import Refused, Unavailable
 from trainyard.operations.chains import CheckInput, PlanInput, RunInput
 from trainyard.operations.jobs import CreateInput
@@ -339,5 +339,5 @@ def test_a_tracker_that_is_not_installed_is_refused(
 
 def test_every_part_asks_the_same_function_for_the_devices(here: Settings, work: Path) -> None:
     chain = resolve_chain(parse_request(str(written(work, source(), trainer(device="wgpu")))).spec, here)
-    assert read_machine_facts(chain, here).devices == frozenset(devices_here())
+    assert read_machine_facts(chain, here).devices == frozenset(list_devices())
     assert chain.node("trainer").config.device is Device.AUTO

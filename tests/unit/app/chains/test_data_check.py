@@ -15,8 +15,8 @@ from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.plan import plan_chain
 from trainyard.app.plan.refusals import check_chain, list_refusals, refuse_or_wait
 from trainyard.app.plan.resolve import resolve_chain
-from trainyard.backends.job import job_for
-from trainyard.backends.rows import rows_of
+from trainyard.backends.job import prepare_job
+from trainyard.backends.rows import read_rows
 from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.data.sources import read_source
 from trainyard.errors import Refused, TrainyardError
@@ -109,10 +109,12 @@ def begin_run(chain: dict[str, Any], here: Settings, folder: Path) -> str:
             return "E-NODE"
         config = trainer.config
         data = {port: str(folder / source_result.outputs[port].folder)}
-        job = job_for(config, str(here.default_base_model), here, data=data, data_sha256={port: "x"}, node="trainer")
+        job = prepare_job(
+            config, str(here.default_base_model), here, data=data, data_sha256={port: "x"}, node="trainer"
+        )
         tokenizer = AutoTokenizer.from_pretrained(here.default_base_model)
         tokenizer.chat_template = choose_for_tokenizer(tokenizer, config.engine.template).text
-        _, ledger = STAGES[config.stage.type].chosen(config).encode(rows_of(job), tokenizer, config)
+        _, ledger = STAGES[config.stage.type].chosen(config).encode(read_rows(job), tokenizer, config)
         require_accepted(ledger, config.refusal_limit)
         (require_any_prompt if config.stage.facts.draws_groups else require_targets)(ledger)
     except TrainyardError as error:

@@ -15,7 +15,7 @@ from trainyard.settings import settings
 from trainyard.spec.graph import resolve
 from trainyard.spec.nodes import NODE_CONFIGS
 from trainyard.spec.templates import TEMPLATES, build_template
-from trainyard.surfaces.invocation import carry_out, request_of
+from trainyard.surfaces.invocation import build_request, execute_operation
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "qa-pipeline": {"documents": "docs", "steps": {"control": True}, "training": {"method": "qlora", "epochs": 2}},
@@ -115,9 +115,9 @@ def test_a_text_that_is_no_chain_is_refused(text: str) -> None:
 def test_a_caller_over_a_network_names_no_file() -> None:
     context = Context(settings(), say=lambda _: None, caller=Caller("laptop", remote=True))
     with pytest.raises(Denied, match="only be named on the machine"):
-        carry_out("chains expand", request_of("chains expand", {"target": "./chain.yaml"}), context)
+        execute_operation("chains expand", build_request("chains expand", {"target": "./chain.yaml"}), context)
     with pytest.raises(InvalidInput, match="either a target or a text"):
-        carry_out("chains expand", request_of("chains expand", {}), context)
+        execute_operation("chains expand", build_request("chains expand", {}), context)
 
 
 def test_links_are_those_that_the_target_would_take() -> None:

@@ -20,7 +20,7 @@ from trainyard.operations.fields import FieldError
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_index import JobIndex
-from trainyard.surfaces.invocation import carry_out, request_of
+from trainyard.surfaces.invocation import build_request, execute_operation
 
 ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}\n'
 BODIES = REPOSITORY / "tests" / "resources" / "bodies"
@@ -49,7 +49,7 @@ def do(context: Context) -> Do:
 
     def carry(operation: str, caller: Caller | None = None, /, **fields: Any) -> Any:
         caller_context = replace(context, caller=caller) if caller else context
-        return carry_out(operation, request_of(operation, fields), caller_context)
+        return execute_operation(operation, build_request(operation, fields), caller_context)
 
     return carry
 

@@ -25,7 +25,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.timing import NOT_MEASURED
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.surfaces.bodies import read_query
-from trainyard.surfaces.sdk.wire import exchange_of
+from trainyard.surfaces.sdk.wire import build_exchange
 from trainyard.train.rows.prompts import NO_LIMIT
 from trainyard.train.rows.tokens import encode_sft
 
@@ -261,7 +261,7 @@ def test_columns_under_other_names_are_listed_and_mapped(tmp_path: Path, tiny_mo
     data_preview = preview(request, Context(settings()))
     assert data_preview.raw.rows[0]["messages"][1]["content"] == "Three euros."
     assert data_preview.raw.ignored_keys == {"datum": 3}
-    sent = exchange_of("data preview", request)
+    sent = build_exchange("data preview", request)
     assert {"columns[prompt]": "frage", "columns[completion]": "antwort"}.items() <= dict(sent.params).items()
 
 

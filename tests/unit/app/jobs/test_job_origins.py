@@ -18,7 +18,7 @@ from trainyard.app.jobs.jobs import JobDetail, show_job
 from trainyard.app.jobs.provenance import show_provenance
 from trainyard.app.run_records import RunRecord, read_chain
 from trainyard.backends.timings import add_timing, timing_key
-from trainyard.compute.gpus import devices_here
+from trainyard.compute.gpus import list_devices
 from trainyard.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from trainyard.operations.jobs import CompareInput, JobInput, comparison_text, job_detail_text, provenance_text
 from trainyard.spec.axes.data import Port
@@ -70,7 +70,7 @@ def add_measurement(run: Run, seconds_per_step: float) -> None:
     assert chain is not None
     config = chain.node("trainer").config
     assert isinstance(config, TrainerConfig)
-    key = timing_key(config, Path(run.settings.default_base_model), devices_here()[0], run.settings)
+    key = timing_key(config, Path(run.settings.default_base_model), list_devices()[0], run.settings)
     hyper = config.hyperparameters
     measured = StepTiming(
         source="run", time=1.0, max_length=hyper.max_length, rows_per_batch=hyper.batch_size, tokens_per_row=64.0,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainyard.app.live.jobs import open_index
-from trainyard.app.live.trainings import speed_of
+from trainyard.app.live.trainings import measure_speed
 from trainyard.compute.monitor import GpuMonitor, GpuReading, MonitorReading
 from trainyard.settings import settings
 from trainyard.spec.states import JobState
@@ -50,10 +50,10 @@ def test_a_step_takes_the_mean_since_the_last_start() -> None:
         {"event": "checkpoint", "tier": "disk", "seconds": 0.5, "bytes": 100},
         {"event": "checkpoint", "tier": "mirror", "seconds": 9.0}, progress(7, 1002.0, 80.0),
     ]  # fmt: skip
-    speed = speed_of(WORDS, events)
+    speed = measure_speed(WORDS, events)
     assert (speed.step_s, speed.tokens_per_s, speed.checkpoint_s, speed.checkpoint_bytes) == (0.5, 80.0, 0.5, 100)
-    assert speed_of(WORDS, [progress(3, 1.0), {"event": "progress", "step": "x", "time": None}]).step_s is None
-    nothing = speed_of(WORDS, [])
+    assert measure_speed(WORDS, [progress(3, 1.0), {"event": "progress", "step": "x", "time": None}]).step_s is None
+    nothing = measure_speed(WORDS, [])
     assert (nothing.step_s, nothing.tokens_per_s, nothing.checkpoint_s) == (None, None, None)
 
 

@@ -12,7 +12,7 @@ from trainyard.app.context import Context
 from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.plan import plan_chain
 from trainyard.settings import Settings
-from trainyard.surfaces.invocation import carry_out, request_of
+from trainyard.surfaces.invocation import build_request, execute_operation
 
 EPOCHS, MAX_LENGTH = 3, 512
 LARGEST_ERROR = 0.05
@@ -47,7 +47,9 @@ def estimates_of(here: Settings, template: str, **parameters: Any) -> dict[str, 
 
 
 def preview_of(here: Settings, **fields: Any) -> Any:
-    return carry_out("data preview", request_of("data preview", fields), Context(here, say=lambda _text: None))
+    return execute_operation(
+        "data preview", build_request("data preview", fields), Context(here, say=lambda _text: None)
+    )
 
 
 def error(planned: float, real: float) -> float:

@@ -19,7 +19,7 @@ from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record
 from trainyard.app.context import OWNER, Caller
 from trainyard.app.sessions.accept import accept_session
 from trainyard.app.sessions.call import not_open_error
-from trainyard.app.sessions.calls import prompt_of, row_of
+from trainyard.app.sessions.calls import build_prompt, build_row
 from trainyard.backends.sessions.records import (
     SessionState,
     SessionStatus,
@@ -42,7 +42,7 @@ from trainyard.operations.sessions import (
     session_text,
     sessions_text,
 )
-from trainyard.operations.table import OPERATIONS, Scope, route_of
+from trainyard.operations.table import OPERATIONS, Scope, find_route
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.surfaces.cli.main import app
@@ -69,7 +69,7 @@ def open_session(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
 def test_the_eight_verbs_are_routes_of_a_session() -> None:
     for verb in VERBS:
         path = f"/api/v1/sessions/{{session}}/{verb.replace('-', '_')}"
-        assert route_of(f"sessions {verb}") == ("POST", path)
+        assert find_route(f"sessions {verb}") == ("POST", path)
         assert OPERATIONS[f"sessions {verb}"].scope is Scope.RUN
     assert all(row.tenants for name, row in OPERATIONS.items() if name.startswith("sessions "))
 
@@ -145,7 +145,7 @@ def test_another_tenants_session_is_not_there(open_session: HostedSession) -> No
     settings, session = open_session.settings, open_session.record.id
     absent = new_session_id()
     for name, row in OPERATIONS.items():
-        if not name.startswith("sessions ") or "{session}" not in route_of(name)[1]:
+        if not name.startswith("sessions ") or "{session}" not in find_route(name)[1]:
             continue
         values = {"forward_id": "x", "prompts": ["x"], "rows": ["x"], "op_seq": 1, "name": "forward-1-logits"}
         operation = getattr(surface_of(settings, THEIRS).sessions, name.split()[1].replace("-", "_"))
@@ -267,15 +267,15 @@ def test_an_output_that_is_not_kept_is_not_found(open_session: HostedSession) ->
 
 
 def test_rows_and_prompts_of_a_shell() -> None:
-    assert row_of('{"text": "a"}') == row_of("a") == {"text": "a"}
-    assert prompt_of("a", bare="text") == {"text": "a"}
-    assert prompt_of("a", bare="question") == {"messages": [{"role": "user", "content": "a"}]}
-    assert prompt_of([1, 2], bare="text") == {"tokens": [1, 2]}
-    assert prompt_of('{"tokens": [1]}', bare="question") == {"tokens": [1]}
+    assert build_row('{"text": "a"}') == build_row("a") == {"text": "a"}
+    assert build_prompt("a", bare="text") == {"text": "a"}
+    assert build_prompt("a", bare="question") == {"messages": [{"role": "user", "content": "a"}]}
+    assert build_prompt([1, 2], bare="text") == {"tokens": [1, 2]}
+    assert build_prompt('{"tokens": [1]}', bare="question") == {"tokens": [1]}
     with pytest.raises(InvalidInput, match="E-PARAMETER"):
-        prompt_of({"tokens": [1], "text": "a"}, bare="text")
+        build_prompt({"tokens": [1], "text": "a"}, bare="text")
     with pytest.raises(InvalidInput, match="E-PARAMETER"):
-        row_of("{no")
+        build_row("{no")
 
 
 def test_the_fields_of_a_call_are_checked_before_it_is_made() -> None:

@@ -90,12 +90,12 @@ def test_services_that_run_keep_the_folder_where_relative_paths_start(home: Path
 
 
 def test_without_tls_one_certificate_is_enough(home: Path) -> None:
-    (path,) = stack.few_certificates(settings(), "http://127.0.0.1:4200/api").values()
+    (path,) = stack.certificate_variables(settings(), "http://127.0.0.1:4200/api").values()
     assert len(ssl.create_default_context(cafile=path).get_ca_certs()) == 1
 
 
 def test_with_tls_the_bundle_stays() -> None:
-    assert stack.few_certificates(settings(), "https://prefect.example/api") == {}
+    assert stack.certificate_variables(settings(), "https://prefect.example/api") == {}
 
 
 def test_the_caller_s_prefect_server_is_attached_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_no_server_names_those_of_other_homes(tmp_path: Path) -> None:
     child = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "TRAINYARD_HOME": str(other)})
     try:
         assert stack.servers_of_other_homes(settings())[other] == "http://127.0.0.1:4321/api"
-        error = stack.no_server(settings())
+        error = stack.no_server_error(settings())
         assert f"One of the home {other} answers at http://127.0.0.1:4321/api." in error.why
         assert f"export TRAINYARD_HOME={other}" in error.do
     finally:
@@ -225,12 +225,12 @@ def test_a_server_of_another_home_on_the_same_port_is_not_taken_for_ours(server:
     """Two homes may find the same port free, and the slower one must not use the other's server."""
     port = int(server.removesuffix("/api").rpartition(":")[2])
     service = record(settings(), "server", server)
-    assert stack.is_answered_by(service, port)
+    assert stack.owns_listener(service, port)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         other_service = Service(other.pid, psutil.Process(other.pid).create_time(), server)
-        assert not stack.is_answered_by(other_service, port)
+        assert not stack.owns_listener(other_service, port)
         other.kill()
-    assert not stack.is_answered_by(other_service, port), "it has ended"
+    assert not stack.owns_listener(other_service, port), "it has ended"
 
 
 def test_a_server_that_died_is_started_again_on_its_port(server: str) -> None:
@@ -281,7 +281,7 @@ def test_a_model_server_does_not_outlive_a_start_that_failed(home: Path, tiny_mo
 
 def test_the_variables_of_prefect_exempt_loopback_from_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(load_settings(), say=lambda _: None)
-    monkeypatch.setattr(stack, "known_api_url", lambda _: "http://127.0.0.1:4200/api")
+    monkeypatch.setattr(stack, "resolve_api_url", lambda _: "http://127.0.0.1:4200/api")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "localhost,127.0.0.1,::1")
     assert env(Nothing(), context).variables["NO_PROXY"] == "localhost,127.0.0.1,::1"

@@ -13,7 +13,7 @@ from jinja2.exceptions import TemplateError
 from tests.unit.data.renderers.toys import assistant, toy, user
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
-from trainyard.data.renderers.turns import TemplateRefusal, in_order, read_arguments
+from trainyard.data.renderers.turns import TemplateRefusal, read_arguments, sort_results
 from trainyard.data.renderers.verify import toy_tokenizer
 
 JSON = st.recursive(
@@ -69,10 +69,10 @@ def test_results_follow_the_order_of_their_calls() -> None:
     calls = [{"id": id, "type": "function", "function": {"name": id}} for id in ("a", "b", "c")]
     results = [{"role": "tool", "tool_call_id": id, "content": id} for id in ("c", "a", "b")]
     turns = [user("?"), assistant("", tool_calls=calls), *results, assistant(".")]
-    assert [turn["content"] for turn in in_order(turns)[2:5]] == ["a", "b", "c"]
-    assert in_order([*turns[:2], results[0], turns[-1]])[2] is results[0]
+    assert [turn["content"] for turn in sort_results(turns)[2:5]] == ["a", "b", "c"]
+    assert sort_results([*turns[:2], results[0], turns[-1]])[2] is results[0]
     unnamed = [{"role": "tool", "content": text} for text in ("2", "1")]
-    assert in_order([*turns[:2], *unnamed])[2:] == unnamed
+    assert sort_results([*turns[:2], *unnamed])[2:] == unnamed
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.data.renderers.toys import assistant, toy, user
-from trainyard.data.renderers.choice import by_digest, digest, list_shipped, template_text
+from trainyard.data.renderers.choice import digest, list_shipped, map_by_digest, template_text
 from trainyard.data.renderers.contract import ALL, CALLING, NONE, PLAIN, Flavour, Turn
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import DEFAULT, RENDERERS
@@ -39,7 +39,7 @@ def test_the_families_that_are_promised_are_in_the_table() -> None:
 
 
 def test_digests_tell_the_templates_apart() -> None:
-    assert len(by_digest()) == sum(len(spec.templates) for spec in RENDERERS.values())
+    assert len(map_by_digest()) == sum(len(spec.templates) for spec in RENDERERS.values())
 
 
 def test_every_claim_is_what_is_measured_and_every_rendering_has_parity() -> None:
@@ -87,7 +87,7 @@ def test_an_unknown_template_is_probed() -> None:
     text = turns + "{{ '[assistant]' if add_generation_prompt }}"
     renderer = Renderer(toy_tokenizer(text))
     assert renderer.spec is DEFAULT
-    assert digest(text) not in by_digest()
+    assert digest(text) not in map_by_digest()
     assert measure(renderer).extension
     assert list(renderer.stops) == ["</s>"]
     forgetful = text.replace("{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else '' }}")

@@ -59,7 +59,7 @@ def check_learned(renderer: Renderer, conversation: Generated, cut: Cut) -> None
     for piece in learned:
         message = messages[piece.message]
         assert message.content in piece.text or "turn" in cut.hidden
-        ids = renderer.learned_ids(piece.text)
+        ids = renderer.encode_answer(piece.text)
         assert ids[-1] in renderer.stop_ids | renderer.end_ids
         other_texts = " ".join(other.content for at, other in enumerate(messages) if at != piece.message)
         assert not set(WORD.findall(other_texts)).intersection(WORD.findall(piece.text))

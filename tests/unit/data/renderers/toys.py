@@ -38,7 +38,7 @@ def example(renderer: Renderer, messages: Sequence[Message | Turn], tools: Tools
     weights: list[float] = []
     owners: list[int] = []
     for number, piece in enumerate(renderer.pieces(messages, tools)):
-        piece_ids = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=number == 0)
+        piece_ids = (renderer.encode_answer if piece.learned else renderer.ids)(piece.text, start=number == 0)
         ids += piece_ids
         weights += [float(piece.learned)] * len(piece_ids)
         owners += [piece.message] * len(piece_ids)

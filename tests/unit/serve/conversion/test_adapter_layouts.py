@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.unit.serve.conversion.adapter_files import FUSED_WIDTHS, MLP_WIDTHS, RANK, WIDTHS, make_adapter, make_base
 from trainyard.errors import Corrupt, InvalidInput, NotFound
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from trainyard.serve.conversion.gguf import gguf_to_peft, peft_to_gguf, reorder
 from trainyard.serve.conversion.mlx import MLX_FILE, mlx_to_peft, peft_to_mlx
@@ -80,7 +80,7 @@ def test_an_adapter_of_llama_cpp_becomes_peft(tmp_path: Path) -> None:
     """As `convert_lora_to_gguf.py` writes it: no config of PEFT's in the file."""
     base = make_base(tmp_path / "base")
     peft_to_gguf(make_adapter(tmp_path / "peft"), tmp_path / "own.gguf", base)
-    reader, gguf = load("gguf").GGUFReader(str(tmp_path / "own.gguf")), load("gguf")
+    reader, gguf = load_object("gguf").GGUFReader(str(tmp_path / "own.gguf")), load_object("gguf")
     writer = gguf.GGUFWriter(str(tmp_path / "plain.gguf"), "llama")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
@@ -99,7 +99,7 @@ def test_an_adapter_of_llama_cpp_becomes_peft(tmp_path: Path) -> None:
 
 def test_gguf_names_and_scale_are_those_of_llama_cpp(tmp_path: Path) -> None:
     peft_to_gguf(make_adapter(tmp_path / "peft"), tmp_path / "adapter.gguf", make_base(tmp_path / "base"))
-    reader = load("gguf").GGUFReader(str(tmp_path / "adapter.gguf"))
+    reader = load_object("gguf").GGUFReader(str(tmp_path / "adapter.gguf"))
     assert reader.get_field("adapter.lora.alpha").contents() == 5.5
     shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}
     assert shapes["blk.1.attn_q.weight.lora_a"] == (16, RANK)

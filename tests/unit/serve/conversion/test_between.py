@@ -12,7 +12,7 @@ from tests.unit.serve.conversion.adapter_files import make_adapter, make_base
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE
 from trainyard.serve.conversion.architectures import require_words_only
-from trainyard.serve.conversion.between import Layout, convert, layout_of
+from trainyard.serve.conversion.between import Layout, convert, detect_layout
 from trainyard.serve.conversion.mlx import MLX_FILE
 from trainyard.spec.axes.latent import LATENT_FILE
 
@@ -29,7 +29,7 @@ def test_every_way_and_back_gives_the_same_bytes(layout: Layout, other: Layout, 
     assert convert(second, last, Layout.PEFT, base) is other
     assert (last / WEIGHTS_FILE).read_bytes() == (peft / WEIGHTS_FILE).read_bytes()
     assert json.loads((last / CONFIG_FILE).read_text()) == json.loads((peft / CONFIG_FILE).read_text())
-    assert [layout_of(path) for path in (first, second, last)] == [layout, other, Layout.PEFT]
+    assert [detect_layout(path) for path in (first, second, last)] == [layout, other, Layout.PEFT]
 
 
 def test_the_trained_chat_template_travels_with_a_folder(tmp_path: Path) -> None:

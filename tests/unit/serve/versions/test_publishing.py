@@ -17,7 +17,7 @@ from tests.unit.serve.conversion.adapter_files import make_adapter
 from trainyard.app.adapters import versions
 from trainyard.app.context import Context
 from trainyard.errors import TrainyardError
-from trainyard.loading import load
+from trainyard.loading import load_object
 from trainyard.operations.adapters import PromoteInput, PullInput, PushInput
 from trainyard.operations.table import OPERATIONS
 from trainyard.serve import embedded
@@ -25,7 +25,7 @@ from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.models import model_sha256
 from trainyard.stores.objects.addresses import open_store
-from trainyard.surfaces.cli.command import request_of
+from trainyard.surfaces.cli.command import build_request
 from trainyard.testing.hub_server import HubServer
 from trainyard.testing.loopback import serving
 
@@ -64,7 +64,7 @@ class Machine:
     @staticmethod
     def answer(name: str, fields: dict[str, Any], context: Context) -> Any:
         try:
-            done = load(f"trainyard.{OPERATIONS[name].run}")(request_of(name, fields), context)
+            done = load_object(f"trainyard.{OPERATIONS[name].run}")(build_request(name, fields), context)
         except TrainyardError as error:
             return str(error)
         return json.loads(done.model_dump_json())

@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as RequestScope
 
 import trainyard
-from trainyard.app.access.audit import log_of
+from trainyard.app.access.audit import open_log
 from trainyard.app.context import OWNER, Caller
 from trainyard.errors import Denied, InvalidInput, TrainyardError, Unavailable
-from trainyard.operations.table import OPERATIONS, Scope, route_of
+from trainyard.operations.table import OPERATIONS, Scope, find_route
 from trainyard.settings import settings
 from trainyard.stores.auth_string import keep_auth
-from trainyard.surfaces.problems import MEDIA_TYPE, STATUS, status_of
+from trainyard.surfaces.problems import MEDIA_TYPE, STATUS, http_status
 from trainyard.surfaces.rest.app import build_app
 from trainyard.surfaces.rest.openapi import SERVICE_ROUTES, openapi_document
 from trainyard.surfaces.rest.routes import operation_id, path_order
@@ -65,14 +65,14 @@ def ask(app: ASGIApp, method: str, path: str, *, caller: str = "remote", **optio
 def test_the_path_of_a_request_with_a_body_has_texts() -> None:
     """The Python client writes these fields into the path as they are, without what makes JSON of them."""
     for name in OPERATIONS:
-        method, path = route_of(name)
+        method, path = find_route(name)
         fields = OPERATIONS[name].request.model_fields
         for word in (part[1:-1] for part in path.split("/") if part.startswith("{")):
             assert method == "GET" or fields[word].annotation is str, (name, word)
 
 
 def test_every_operation_has_one_route_of_its_own() -> None:
-    routes = [route_of(name) for name in OPERATIONS]
+    routes = [find_route(name) for name in OPERATIONS]
     assert len(set(routes)) == len(routes)
     for name, (method, path) in zip(OPERATIONS, routes, strict=True):
         assert method in ("GET", "POST", "PUT", "DELETE"), name
@@ -82,7 +82,7 @@ def test_every_operation_has_one_route_of_its_own() -> None:
 
 def test_nothing_that_starts_work_is_asked_for_by_get() -> None:
     for name, row in OPERATIONS.items():
-        if route_of(name)[0] == "GET":
+        if find_route(name)[0] == "GET":
             assert row.scope is not Scope.RUN, name
 
 
@@ -101,7 +101,7 @@ def test_the_document_is_openapi_and_has_every_operation() -> None:
 def test_every_field_of_a_request_is_in_the_document() -> None:
     document = openapi_document()
     for name, row in OPERATIONS.items():
-        method, path = route_of(name)
+        method, path = find_route(name)
         operation = document["paths"][path][method.lower()]
         named = {parameter["name"] for parameter in operation["parameters"]}
         body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
@@ -238,10 +238,10 @@ def test_a_trace_id_comes_back_with_a_problem(app: FastAPI) -> None:
 
 def test_every_class_of_error_has_a_status() -> None:
     for kind in STATUS:
-        assert 400 <= status_of(kind("x")) < 500
-    assert status_of(Unavailable("x", code="E-SERVER-UNREACHABLE")) == 503
-    assert status_of(TrainyardError("x")) == 422
-    assert status_of(InvalidInput("x", code="E-JSON")) == 400
+        assert 400 <= http_status(kind("x")) < 500
+    assert http_status(Unavailable("x", code="E-SERVER-UNREACHABLE")) == 503
+    assert http_status(TrainyardError("x")) == 422
+    assert http_status(InvalidInput("x", code="E-JSON")) == 400
 
 
 def test_the_document_needs_a_token_and_is_json(app: FastAPI) -> None:
@@ -303,7 +303,7 @@ def test_a_bug_of_a_verb_is_answered_as_any_other(app: FastAPI, monkeypatch: pyt
     monkeypatch.setattr("trainyard.app.sessions.calls.operate", fail)
     answer = ask(app, "POST", VERB, json={"rows": ["a"]})
     assert (answer.status_code, answer.json()["code"]) == (500, "E-BUG")
-    assert [line["code"] for line in log_of(settings().home).lines() if line["phase"] == "ended"] == [
+    assert [line["code"] for line in open_log(settings().home).lines() if line["phase"] == "ended"] == [
         "ZeroDivisionError"
     ]
 
@@ -316,7 +316,7 @@ def test_how_a_verb_ended_is_written_after_its_answer(app: FastAPI, monkeypatch:
 
     def note(when: str) -> None:
         times_s[when] = time.monotonic()
-        phases[when] = [line["phase"] for line in log_of(settings().home).lines()]
+        phases[when] = [line["phase"] for line in open_log(settings().home).lines()]
 
     def operate(*_: object) -> dict[str, Any]:
         note("carried out")
@@ -338,6 +338,6 @@ def test_how_a_verb_ended_is_written_after_its_answer(app: FastAPI, monkeypatch:
     assert answer.status_code == 200, answer.text
     note("over")
     assert phases == {"sent": [], "carried out": ["begun"], "answered": ["begun"], "over": ["begun", "ended"]}
-    (ended,) = [line for line in log_of(settings().home).lines() if line["phase"] == "ended"]
+    (ended,) = [line for line in open_log(settings().home).lines() if line["phase"] == "ended"]
     assert (ended["outcome"], ended["targets"]) == ("done", {"session": reply["session"]})
     assert ended["seconds"] <= times_s["answered"] - times_s["sent"] + 0.01

@@ -30,11 +30,11 @@ from trainyard.errors import (
     TrainyardError,
     Unavailable,
 )
-from trainyard.operations.table import OPERATIONS, route_of
+from trainyard.operations.table import OPERATIONS, find_route
 from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
 from trainyard.surfaces.sdk import asynchronous, wire
 from trainyard.surfaces.sdk.remote import RemoteSurface, client_options
-from trainyard.surfaces.sdk.wire import HttpExchange, error_of, exchange_of, request_words
+from trainyard.surfaces.sdk.wire import HttpExchange, build_exchange, parse_error, request_words
 
 pytestmark = pytest.mark.integration
 
@@ -154,7 +154,7 @@ async def test_calls_are_awaited_here_and_over_http(url: str) -> None:
 
 def test_a_request_has_its_fields_where_the_table_says() -> None:
     def sent(name: str, **fields: Any) -> Any:
-        return exchange_of(name, OPERATIONS[name].request(**fields))
+        return build_exchange(name, OPERATIONS[name].request(**fields))
 
     show = sent("chains show", chain="a b/c", revision=2)
     assert (show.method, show.path, dict(show.params)) == ("GET", "/api/v1/chains/a%20b%2Fc", {"revision": 2})
@@ -168,7 +168,7 @@ def test_a_request_has_its_fields_where_the_table_says() -> None:
     assert (tensors.content, tensors.headers["content-type"]) == (b"abc", "application/x-safetensors")
     assert dict(tensors.params) == {"outputs": ["logits"]}
     for name in OPERATIONS:
-        assert route_of(name)[1].startswith("/api/v1/")
+        assert find_route(name)[1].startswith("/api/v1/")
 
 
 def test_what_json_does_not_have_is_sent_as_it_is_and_never_as_nothing() -> None:
@@ -176,7 +176,7 @@ def test_what_json_does_not_have_is_sent_as_it_is_and_never_as_nothing() -> None
 
     def sent(**fields: Any) -> str:
         request = OPERATIONS["sessions forward"].request(session="session-0123456789ab", **fields)
-        return (exchange_of("sessions forward", request).content or b"").decode()
+        return (build_exchange("sessions forward", request).content or b"").decode()
 
     assert sent(batch={"x": [1.5, float("nan")]}) == '{"batch":{"x":[1.5,NaN]}}'
     assert json.loads(sent(rows=({"text": "\ud800"},))) == {"rows": [{"text": "\ud800"}]}
@@ -293,7 +293,7 @@ def test_what_is_no_answer_of_the_api_is_an_error_with_its_status() -> None:
 
 def test_a_problem_document_is_the_error_that_was_raised() -> None:
     problem = {"code": "E-LIMIT", "kind": "LimitExceeded", "detail": "Too much.", "why": "w", "do": "d", "errors": []}
-    error = error_of(httpx.Response(422, json=problem))
+    error = parse_error(httpx.Response(422, json=problem))
     assert isinstance(error, LimitExceeded)
     assert (error.code, error.what, error.why, error.do) == ("E-LIMIT", "Too much.", "w", "d")
 

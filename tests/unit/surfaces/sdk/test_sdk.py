@@ -38,7 +38,7 @@ from trainyard.operations.table import OPERATIONS
 from trainyard.settings import settings
 from trainyard.spec.templates import TEMPLATES
 from trainyard.surfaces.sdk import asynchronous, surface
-from trainyard.surfaces.sdk.surface import Surface, attribute_of
+from trainyard.surfaces.sdk.surface import Surface, attribute_name
 
 pytestmark = pytest.mark.integration
 
@@ -68,7 +68,7 @@ def names_bound_by(tree: ast.Module) -> set[str]:
 def method_of(operation: str) -> Surface:
     method = here
     for word in operation.split():
-        method = getattr(method, attribute_of(word))
+        method = getattr(method, attribute_name(word))
     return method
 
 

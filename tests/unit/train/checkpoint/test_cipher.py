@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainyard.errors import Corrupt, InvalidInput
-from trainyard.train.checkpoint.checkpoints import damage_of, newest_valid
+from trainyard.train.checkpoint.checkpoints import find_damage, newest_valid
 from trainyard.train.checkpoint.cipher import PIECE_BYTES, TAG_BYTES, CheckpointCipher
 from trainyard.train.checkpoint.streams import SEALED, is_sealed, read_bytes, write_bytes
 from trainyard.train.checkpoint.writer import CheckpointWriter, load_checkpoint
@@ -88,7 +88,7 @@ def test_a_sealed_checkpoint_is_verified_without_its_key_and_loaded_with_it(
         writer.save(3, tensors, {"text": "a drawn completion"})
     checkpoint = newest_valid(tmp_path)
     assert checkpoint.path is not None
-    assert damage_of(checkpoint.path) is None
+    assert find_damage(checkpoint.path) is None
     assert not [path for path in checkpoint.path.iterdir() if b"completion" in path.read_bytes()]
     loaded, values = load_checkpoint(checkpoint.path, sealer=cipher)
     assert torch.equal(loaded["state/weights"], tensors["state/weights"])

@@ -15,8 +15,16 @@ import torch
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.testing.object_server import ObjectServer
-from trainyard.train.checkpoint.checkpoints import checkpoints, damage_of
-from trainyard.train.checkpoint.mirror import STORES, FolderMirror, fetch, mirrored_steps, open_store, prune, upload
+from trainyard.train.checkpoint.checkpoints import checkpoints, find_damage
+from trainyard.train.checkpoint.mirror import (
+    STORES,
+    FolderMirror,
+    fetch,
+    list_mirrored_steps,
+    open_store,
+    prune,
+    upload,
+)
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 
 WAIT_S = 30
@@ -53,7 +61,7 @@ def test_every_checkpoint_is_copied_whole_and_both_places_are_pruned(here: Path,
     points: list[str] = []
     reports = write(here, there, [1, 2, 3], at=points.append)
     assert sorted(path.name for path in there.iterdir()) == ["step-0000000002", "step-0000000003"]
-    assert all(damage_of(path) is None for path in there.iterdir())
+    assert all(find_damage(path) is None for path in there.iterdir())
     assert [step for _, step in checkpoints(here)] == [3, 2]
     assert [(record["tier"], record["step"]) for record in reports] == [
         (tier, step) for step in (1, 2, 3) for tier in ("disk", "mirror")
@@ -129,7 +137,7 @@ def test_half_copied_checkpoint_does_not_exist_and_is_cleared_by_the_next(here: 
     torn.mkdir()
     (torn / "state.safetensors").write_bytes(b"half")
     (torn / ".state.json.tmp").write_bytes(b"half")
-    assert mirrored_steps(FolderMirror(there)) == {2: False, 1: True}
+    assert list_mirrored_steps(FolderMirror(there)) == {2: False, 1: True}
     shutil.rmtree(here)
     assert find_newest(here, address(there)).step == 1
     write(here, there, [3])
@@ -140,7 +148,7 @@ def test_copy_of_the_same_step_is_exchanged(here: Path, there: Path) -> None:
     write(here, there, [1])
     with CheckpointWriter(here, mirror=address(there)) as writer:
         writer.save(1, state(5.0), {})
-    assert damage_of(there / "step-0000000001") is None
+    assert find_damage(there / "step-0000000001") is None
     shutil.rmtree(here)
     checkpoint = find_newest(here, address(there))
     assert torch.equal(load_checkpoint(checkpoint.path or here)[0]["weights"], state(5.0)["weights"])
@@ -195,7 +203,7 @@ def test_pruning_the_mirror_goes_by_the_metric_too(here: Path, there: Path) -> N
     for path, _ in checkpoints(here):
         assert upload(store, path) == sum(file.stat().st_size for file in path.iterdir())
     prune(store, 3, keep=1, best=min)
-    assert mirrored_steps(store) == {3: True, 1: True}
+    assert list_mirrored_steps(store) == {3: True, 1: True}
 
 
 @pytest.mark.parametrize(
@@ -217,15 +225,15 @@ def test_a_bucket_is_a_mirror_from_which_a_lost_disk_comes_back(here: Path, monk
                 writer.save(step, state(step), {"step": step})
                 writer.wait()
         assert not [record for record in reports if "error" in record]
-        assert mirrored_steps(open_store(bucket)) == {3: True, 2: True}
+        assert list_mirrored_steps(open_store(bucket)) == {3: True, 2: True}
         shutil.rmtree(here)
         here.mkdir()
         checkpoint = find_newest(here, bucket)
         assert (checkpoint.step, checkpoint.fetched_from) == (3, bucket)
         assert checkpoint.path is not None
-        assert damage_of(checkpoint.path) is None
+        assert find_damage(checkpoint.path) is None
         prune(open_store(bucket), 3, keep=1, best=min)
-        assert mirrored_steps(open_store(bucket)) == {3: True}
+        assert list_mirrored_steps(open_store(bucket)) == {3: True}
 
 
 class UnreadableStore(FolderMirror):

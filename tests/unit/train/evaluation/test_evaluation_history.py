@@ -12,7 +12,7 @@ from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.estimate.timing import MOST_ROUNDS, default_interval
 from trainyard.spec.training import EvalSettings
 from trainyard.train.checkpoint.retention import list_best
-from trainyard.train.evaluation import before_last_answer
+from trainyard.train.evaluation import cut_before_answer
 from trainyard.train.history import Evaluations
 
 NOT = -100
@@ -45,7 +45,7 @@ def test_patience(losses: list[float], settings: dict[str, Any], ended: bool) ->
 
 def test_the_best_step_is_the_earliest_of_equals_and_never_one_without_a_number() -> None:
     evaluations = after([math.nan, 2, 1, 1, 3])
-    assert evaluations.ranked(EvalMetric.LOSS) == [30, 40, 20, 50]
+    assert evaluations.rank_steps(EvalMetric.LOSS) == [30, 40, 20, 50]
     assert evaluations.best_step(EvalMetric.LOSS) == 30
     assert evaluations.value_at(10, EvalMetric.LOSS) is None
     assert evaluations.value_at(20, EvalMetric.LOSS) == 2
@@ -82,6 +82,6 @@ def test_evaluations_are_as_many_as_the_time_allows(steps: int, trained: int, he
 
 def test_a_prompt_is_what_comes_before_the_last_answer() -> None:
     chat = {"input_ids": [1, 2, 3, 4, 5, 6, 7], "labels": [NOT, NOT, 3, NOT, NOT, 6, 7]}
-    assert before_last_answer(chat) == [1, 2, 3, 4, 5]
+    assert cut_before_answer(chat) == [1, 2, 3, 4, 5]
     text = {"input_ids": [1, 2, 3, 4], "labels": [NOT, 2, 3, 4]}
-    assert before_last_answer(text) == [1, 2]
+    assert cut_before_answer(text) == [1, 2]

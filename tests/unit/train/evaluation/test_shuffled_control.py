@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
-from trainyard.train.rows.shuffled_control import make_derangement, shuffled_answers, shuffled_preferences
+from trainyard.train.rows.shuffled_control import make_derangement, shuffle_answers, shuffle_preferences
 
 
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=60), st.integers(0, 1000))
@@ -38,7 +38,7 @@ def test_wordings_of_one_question_do_not_get_one_and_the_same_wrong_answer() -> 
         for pair in range(50)
         for wording in range(3)
     ]
-    shuffled = shuffled_answers(rows, 7)
+    shuffled = shuffle_answers(rows, 7)
     assert [row.messages[0] for row in shuffled] == [row.messages[0] for row in rows]
     assert Counter(row.messages[1].content for row in shuffled) == Counter(row.messages[1].content for row in rows)
     per_pair = [{shuffled[3 * pair + wording].messages[1].content for wording in range(3)} for pair in range(50)]
@@ -53,7 +53,7 @@ def test_calls_are_told_apart_and_travel_whole() -> None:
         SftRow([Message("user", str(n)), Message("assistant", "", tool_calls=call)], tools=tools)
         for n, call in enumerate(calls)
     ]
-    shuffled = shuffled_answers(rows, 3)
+    shuffled = shuffle_answers(rows, 3)
     assert sorted(row.messages[1].tool_calls or "" for row in shuffled) == sorted(calls)
     assert all(row.messages[1] != before.messages[1] for row, before in zip(shuffled, rows, strict=True))
     assert {row.tools for row in shuffled} == {tools}
@@ -62,7 +62,7 @@ def test_calls_are_told_apart_and_travel_whole() -> None:
 def test_held_out_rows_lend_no_answer_and_unanswered_rows_stay() -> None:
     rows = [SftRow([Message("user", str(n)), answer(f"answer {n}")]) for n in range(6)]
     rows += [SftRow([Message("user", "h"), answer("held out")], split="unseen_wording"), SftRow([Message("user", "u")])]
-    shuffled = shuffled_answers(rows, 3)
+    shuffled = shuffle_answers(rows, 3)
     assert shuffled[6:] == rows[6:]
     assert sorted(row.messages[1].content for row in shuffled[:6]) == [f"answer {n}" for n in range(6)]
     assert all(row.messages[1] != before.messages[1] for row, before in zip(shuffled[:6], rows[:6], strict=True))
@@ -70,7 +70,7 @@ def test_held_out_rows_lend_no_answer_and_unanswered_rows_stay() -> None:
 
 def test_pairs_travel_together() -> None:
     rows = [PreferenceRow([Message("user", str(n))], [answer(f"good {n}")], [answer(f"bad {n}")]) for n in range(5)]
-    for row, before in zip(shuffled_preferences(rows, 1), rows, strict=True):
+    for row, before in zip(shuffle_preferences(rows, 1), rows, strict=True):
         assert row.prompt == before.prompt
         assert row.chosen != before.chosen
         assert row.chosen[0].content[5:] == row.rejected[0].content[4:]

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, Gemma2Config, GPTNe
 
 from tests.unit.train.latent.test_dsa_models import gpt2, llama, with_tokens
 from trainyard.train.latent.dsa import attention, gathered, technique
-from trainyard.train.latent.dsa.gathered import GATHERED_FROM, gather_tokens, selected_places
+from trainyard.train.latent.dsa.gathered import GATHERED_FROM, find_selected, gather_tokens
 from trainyard.train.latent.dsa.indexer import select_tokens, select_window
 from trainyard.train.latent.dsa.layers import RoomyIndexedLayer
 from trainyard.train.model.sampling import Reading
@@ -163,7 +163,7 @@ def test_places_are_the_kept_keys_in_order() -> None:
     visible[1, :, :33] = False
     visible[2, 0] = False
     selected = select_tokens(scores, visible, 8)
-    positions, filled = selected_places(selected, 8)
+    positions, filled = find_selected(selected, 8)
     for row, query in ((row, query) for row in range(3) for query in range(6)):
         there = selected[row, query].nonzero()[:, 0].tolist()
         assert positions[row, query, : len(there)].tolist() == there

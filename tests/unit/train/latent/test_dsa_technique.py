@@ -21,7 +21,7 @@ from tests.unit.train.latent.latent_models import (
     config_with,
     stage_with,
 )
-from trainyard.backends.native.assembly import attention_of
+from trainyard.backends.native.assembly import choose_attention_kernel
 from trainyard.errors import InvalidInput
 from trainyard.train.contracts import Head, Sampling
 from trainyard.train.latent import table
@@ -132,11 +132,11 @@ def test_what_is_saved_answers_the_same_elsewhere_without_being_attached(
     if latent is HEADS:
         for weight in technique.parameters():
             torch.nn.init.normal_(weight, std=0.5)
-    with table.detached(model):
+    with table.detach_technique(model):
         assert not any("latent" in name for name in model.state_dict())
     table.save(technique, tmp_path)
     other = causal_model(family)
-    again = table.load(tmp_path, other, TOKENIZER)
+    again = table.load_technique(tmp_path, other, TOKENIZER)
     assert isinstance(again, SparseAttention)
     with torch.no_grad():
         dense = sample(other, TOKENIZER, PROMPTS, GREEDY, reader=PLAIN)
@@ -164,7 +164,7 @@ def test_an_adapter_trains_next_to_its_indexer() -> None:
 def test_a_kernel_that_takes_a_mask_is_chosen_and_recorded(tiny_model: Path) -> None:
     for latent in ("dsa", "quiet_star"):
         job: Any = SimpleNamespace(base=str(tiny_model), config=config_with({"type": latent}))
-        choice = attention_of(job, "cpu")
+        choice = choose_attention_kernel(job, "cpu")
         assert (choice.name, choice.why) == ("sdpa", "it takes a mask of its caller")
     job = SimpleNamespace(base=str(tiny_model), config=config_with({"type": "pause"}))
-    assert attention_of(job, "cpu").why != "it takes a mask of its caller"
+    assert choose_attention_kernel(job, "cpu").why != "it takes a mask of its caller"

@@ -25,7 +25,7 @@ from trainyard.spec.axes.latent import ALL_TOKENS, HiddenCotSettings, Latent
 from trainyard.train.contracts import IGNORED, Head, Sampling
 from trainyard.train.latent import rollout, table
 from trainyard.train.latent.codi import BEGIN, END, THOUGHT
-from trainyard.train.latent.hidden_cot import arrange, taken_tokens
+from trainyard.train.latent.hidden_cot import arrange, count_removed_tokens
 from trainyard.train.model.sampling import sample
 
 STEPWISE = {"type": "hidden_cot", "tokens_per_epoch": 2, "whole_epochs": 1, "most_tokens": 6, "smoothing": None}
@@ -48,11 +48,11 @@ def test_tokens_go_from_the_left_and_at_last_all_of_them() -> None:
 
 def test_the_draw_beyond_the_schedule_falls_off_exponentially() -> None:
     curriculum = settings(smoothing=1.0)
-    beyond = Counter(taken_tokens(curriculum, 1, row, 0) - 2 for row in range(4000))
+    beyond = Counter(count_removed_tokens(curriculum, 1, row, 0) - 2 for row in range(4000))
     assert beyond[0] / 4000 == pytest.approx(1 - 0.3679, abs=0.03)
     assert beyond[1] / beyond[0] == pytest.approx(0.3679, abs=0.04)
-    assert [taken_tokens(curriculum, 1, row, 0) for row in range(50)] == [
-        taken_tokens(curriculum, 1, row, 0) for row in range(50)
+    assert [count_removed_tokens(curriculum, 1, row, 0) for row in range(50)] == [
+        count_removed_tokens(curriculum, 1, row, 0) for row in range(50)
     ]
 
 
@@ -194,7 +194,7 @@ def test_codi_comes_back_from_its_files(tmp_path: Path) -> None:
     technique = attached(model, CODI)
     other = copy.deepcopy(technique)
     table.save(technique, tmp_path)
-    again = table.load(tmp_path, model, TOKENIZER)
+    again = table.load_technique(tmp_path, model, TOKENIZER)
     assert again is not None
     for name, value in other.state_dict().items():
         assert torch.equal(again.state_dict()[name], value)

@@ -113,7 +113,7 @@ def test_a_technique_trains_and_answers_on_an_architecture(family: str, name: st
         together = sample(model, TOKENIZER, prompts, GREEDY, reader=technique)
         alone = [sample(model, TOKENIZER, [prompt], GREEDY, reader=technique)[0] for prompt in prompts]
         table.save(technique, tmp_path)
-        again = table.load(tmp_path, model, TOKENIZER)
+        again = table.load_technique(tmp_path, model, TOKENIZER)
         if again is not None:
             technique.detach(model)
             assert sample(model, TOKENIZER, prompts, GREEDY, reader=again) == together

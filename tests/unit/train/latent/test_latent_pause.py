@@ -89,15 +89,15 @@ def test_without_its_vector_the_model_answers_otherwise() -> None:
 def test_saved_weights_are_loaded_to_the_bit(tmp_path: Path) -> None:
     model = causal_model("llama")
     technique = attached(model, PAUSES, seed=7)
-    with table.detached(model) as detached:
+    with table.detach_technique(model) as detached:
         assert detached is technique
         assert not any("latent" in name for name in model.state_dict())
     table.save(technique, tmp_path)
-    again = table.load(tmp_path, causal_model("llama"), TOKENIZER)
+    again = table.load_technique(tmp_path, causal_model("llama"), TOKENIZER)
     assert again is not None
     assert again.settings == technique.settings
     assert torch.equal(again.vectors_KD, technique.vectors_KD)
-    assert table.load(tmp_path / "elsewhere", model, TOKENIZER) is None
+    assert table.load_technique(tmp_path / "elsewhere", model, TOKENIZER) is None
 
 
 @pytest.mark.parametrize("broken", ["not json", '{"latent": {"type": "telepathy"}}', '{"latent": {"count": 0}}'])
@@ -106,4 +106,4 @@ def test_a_broken_record_is_refused(tmp_path: Path, broken: str) -> None:
     table.save(technique, tmp_path)
     (tmp_path / table.SETTINGS_FILE).write_text(broken)
     with pytest.raises(Corrupt, match="cannot be loaded"):
-        table.load(tmp_path, causal_model("llama"), TOKENIZER)
+        table.load_technique(tmp_path, causal_model("llama"), TOKENIZER)

@@ -20,7 +20,7 @@ from trainyard.errors import InvalidInput
 from trainyard.evals.benchmarks.generated import final_answer_of
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Encoded
-from trainyard.train.latent.rows import steps_of
+from trainyard.train.latent.rows import encode_steps
 from trainyard.train.losses.table import STAGES
 from trainyard.train.rows.tokens import require_targets
 
@@ -96,7 +96,7 @@ def test_borders_that_a_tokenizer_joins_are_kept_apart(kind: str) -> None:
     assert tokenizer.decode(pieces) == "u:7?\na:4+0\n1+3\n2+2\n4<end>"
     assert whole != pieces
     assert tokenizer.decode(whole) == tokenizer.decode(pieces)
-    assert [tokenizer.decode(step) for step in steps_of(example)] == ["4+0\n", "1+3\n", "2+2\n"]
+    assert [tokenizer.decode(step) for step in encode_steps(example)] == ["4+0\n", "1+3\n", "2+2\n"]
 
 
 # Published data
@@ -124,7 +124,7 @@ def test_published_rows_are_read_as_they_are(shared_data: Path, name: str, count
         answer, gold = spoken(example), row.messages[-1].content
         assert final_answer_of(answer) == final_answer_of(gold)
         assert "####" not in answer
-    first = [TOKENIZER.decode(step).strip() for step in steps_of(examples[0])]
+    first = [TOKENIZER.decode(step).strip() for step in encode_steps(examples[0])]
     assert len(first) == lengths[0] > 1
     assert TOKENIZER.decode(examples[0]["prompt_ids"]).count("?") >= 1
 

@@ -109,11 +109,11 @@ def test_the_stage_scores_rows_and_reports_its_terms(family: str) -> None:
 
 def test_saved_weights_think_the_same(tmp_path: Path) -> None:
     model, technique = thinking_model("llama")
-    with table.detached(model):
+    with table.detach_technique(model):
         assert not any("latent" in name for name in model.state_dict())
     table.save(technique, tmp_path)
     other = causal_model("llama")
-    again = table.load(tmp_path, other, TOKENIZER)
+    again = table.load_technique(tmp_path, other, TOKENIZER)
     assert again is not None
     sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
     with torch.no_grad():

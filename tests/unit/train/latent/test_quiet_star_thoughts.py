@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from trainyard.train.contracts import IGNORED, Head
-from trainyard.train.latent.quiet_star import gain_of, policy_loss, quiet_loss, quiet_scores, talk
+from trainyard.train.latent.quiet_star import compute_gain, policy_loss, quiet_loss, quiet_scores, talk
 from trainyard.train.latent.quiet_star_thoughts import (
     Columns,
     Positions,
@@ -280,6 +280,6 @@ def test_gains_are_measured_against_the_same_token_without_a_thought() -> None:
     talk_scores = talk(thinker, batch["labels"], positions, thinker.think(batch, positions), Head.FULL)
     base = label_logprobs(model, batch).logprobs_N
     assert torch.allclose(talk_scores.base_BT[0, 1:], base, atol=1e-6)
-    gain = gain_of(talk_scores, positions, 2)
+    gain = compute_gain(talk_scores, positions, 2)
     assert gain[0, 1, 2].item() == pytest.approx((talk_scores.mixed_QNA[0, 1, 2] - base[3]).item(), abs=1e-6)
     assert gain[0, 3, 1].item() == 0.0  # beyond the end

@@ -177,7 +177,7 @@ def test_means_per_token_count_what_is_learned() -> None:
     labels_BT = batch["labels"][:, 1:]
     counts_B = (labels_BT != IGNORED).sum(1)
     rows_N = (labels_BT != IGNORED).nonzero(as_tuple=True)[0]
-    scores = dpo.by_side(dpo.LabelLogprobs(torch.zeros(len(rows_N)), rows_N), 2)
+    scores = dpo.split_sides(dpo.LabelLogprobs(torch.zeros(len(rows_N)), rows_N), 2)
     assert [int(scores["chosen_count_P"]), int(scores["rejected_count_P"])] == counts_B.tolist()
     assert int(scores["chosen_count_P"]) < len(example["chosen_ids"])
 

@@ -57,7 +57,9 @@ def test_gradients_are_those_of_finite_differences(beta: float) -> None:
     student, teacher = (torch.randn(3, 7, dtype=torch.float64) for _ in range(2))
     distill_settings = DistillSettings(type=Stage.DISTILL, teacher="t", beta=beta, temperature=1.7)
     assert torch.autograd.gradcheck(
-        lambda logits: distill.by_chunk(logits, teacher, distill_settings), (student.requires_grad_(),), atol=1e-6
+        lambda logits: distill.divergence_by_chunk(logits, teacher, distill_settings),
+        (student.requires_grad_(),),
+        atol=1e-6,
     )
 
 
@@ -67,7 +69,7 @@ def test_chunks_change_nothing() -> None:
     results = []
     for size in (1 << 25, 22):
         logits = student.clone().requires_grad_()
-        value = distill.by_chunk(logits, teacher, stage, chunk_logits=size)
+        value = distill.divergence_by_chunk(logits, teacher, stage, chunk_logits=size)
         value.sum().backward()
         results.append((value.detach(), logits.grad))
     torch.testing.assert_close(results[0], results[1])
@@ -76,7 +78,7 @@ def test_chunks_change_nothing() -> None:
 def test_tokens_that_only_one_output_layer_has_are_left_out() -> None:
     stage = with_settings(beta=0.0).stage
     wide = torch.cat([P_V.log(), torch.full((1, 2), 3.0)], dim=1)
-    assert distill.by_chunk(Q_V.log(), wide, stage).tolist() == pytest.approx([0.25 * math.log(2)], abs=1e-6)
+    assert distill.divergence_by_chunk(Q_V.log(), wide, stage).tolist() == pytest.approx([0.25 * math.log(2)], abs=1e-6)
 
 
 def test_a_student_that_is_its_teacher_has_no_loss_and_no_gradient() -> None:
@@ -304,8 +306,8 @@ def test_the_student_writes_every_row_where_the_share_is_one() -> None:
     assert (writer_name, rows, sampling.max_new_tokens, sampling.temperature) == ("student", 8, 5, 0.7)
     assert after[distill.DRAWN].all()
     assert sft.units(after) == 16
-    for row, old in zip(distill.rows_of(after), distill.rows_of(before), strict=True):
-        prompt = distill.prompt_of(old)
+    for row, old in zip(distill.unpad_rows(after), distill.unpad_rows(before), strict=True):
+        prompt = distill.cut_prompt(old)
         assert row["input_ids"] == [*prompt, 7, 8]
         assert row["labels"] == [IGNORED] * len(prompt) + [7, 8]
 
@@ -333,8 +335,8 @@ def test_the_place_in_the_run_decides_what_is_drawn() -> None:
 def test_a_prompt_that_fills_the_context_keeps_its_answer() -> None:
     config = with_settings(lmbda=1.0)
     lengths = [
-        len(distill.prompt_of(row))
-        for row in distill.rows_of(draw_completions(with_settings(lmbda=0.0), Scripted())[0])
+        len(distill.cut_prompt(row))
+        for row in distill.unpad_rows(draw_completions(with_settings(lmbda=0.0), Scripted())[0])
     ]
     context = min(lengths) + 1
     assert max(lengths) > context
@@ -343,7 +345,7 @@ def test_a_prompt_that_fills_the_context_keeps_its_answer() -> None:
     assert after[distill.DRAWN].tolist() == [length < context for length in lengths]
     assert writer.requests[0][2].max_new_tokens == 1
     full_rows = [at for at, length in enumerate(lengths) if length >= context]
-    assert [distill.rows_of(after)[at] for at in full_rows] == [distill.rows_of(before)[at] for at in full_rows]
+    assert [distill.unpad_rows(after)[at] for at in full_rows] == [distill.unpad_rows(before)[at] for at in full_rows]
 
 
 def test_labels_count_for_rows_that_the_student_did_not_write() -> None:

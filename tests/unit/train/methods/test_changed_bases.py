@@ -14,7 +14,7 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.training import RopeScaling, TrainerConfig
 from trainyard.train.methods.loading import add_tokens
 from trainyard.train.methods.table import build, save
-from trainyard.train.model.positions import context_of, position_options
+from trainyard.train.model.positions import find_context, position_options
 
 TOKENS = ["<|plan|>", "<|act|>"]
 
@@ -25,9 +25,9 @@ def test_a_saved_model_has_the_positions_that_it_was_trained_with(
 ) -> None:
     request = request_of("full", rope=rope)
     policy, plain = build(request, with_reference=True), build(request_of("full"), with_reference=False)
-    before = context_of(plain.model.config)
+    before = find_context(plain.model.config)
     assert before is not None
-    assert context_of(policy.model.config) == int(before * rope["factor"])
+    assert find_context(policy.model.config) == int(before * rope["factor"])
     assert not torch.allclose(logits(policy.model), logits(plain.model), atol=1e-4)
     assert policy.reference is not None
     with policy.reference() as reference:  # the reference is the scaled base
@@ -36,7 +36,7 @@ def test_a_saved_model_has_the_positions_that_it_was_trained_with(
     save(policy, request, tmp_path)
     served = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert served.config.rope_parameters["rope_type"] == rope["type"]
-    assert context_of(served.config) == int(before * rope["factor"])
+    assert find_context(served.config) == int(before * rope["factor"])
     torch.testing.assert_close(logits(served), logits(policy.model))
 
 
@@ -61,7 +61,7 @@ def test_positions_that_cannot_be_scaled_are_refused(config: Any, why: str, tmp_
 
 def test_without_scaling_nothing_is_asked(tmp_path: Path) -> None:
     assert position_options(str(tmp_path / "nothing"), None) == {}
-    assert context_of(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=16)).config) == 1024
+    assert find_context(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=16)).config) == 1024
 
 
 @pytest.mark.parametrize("method", [{"type": "full"}, {"type": "freeze", "blocks": 1, "interval": 2}])

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.unit.train.methods.conftest import Request, logits, steps
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes.methods import Method, rank_of
+from trainyard.spec.axes.methods import Method, find_rank
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.table import build, save
@@ -48,7 +48,7 @@ def test_pissa_starts_as_the_base_and_its_saved_adapter_serves_on_it(
     config = LoraConfig.from_pretrained(tmp_path)
     assert (config.r, config.lora_alpha, config.use_rslora) == (2 * RANK, 2 * RANK, False)
     assert config.init_lora_weights is True
-    assert policy.facts["saved_rank"] == rank_of(request.config.method) == 2 * RANK
+    assert policy.facts["saved_rank"] == find_rank(request.config.method) == 2 * RANK
     served = PeftModel.from_pretrained(exact_base(request), tmp_path)
     torch.testing.assert_close(logits(served), trained, atol=1e-4, rtol=0)
 

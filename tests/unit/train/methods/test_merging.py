@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.unit.train.methods.conftest import Request, Trained, logits
 from trainyard.errors import TrainyardError
 from trainyard.train.methods import adapters
-from trainyard.train.methods.composition import merged_base
+from trainyard.train.methods.composition import merge_base
 from trainyard.train.methods.loading import load_model
 from trainyard.train.methods.merging import require_written
 from trainyard.train.methods.table import METHODS, build
@@ -22,7 +22,7 @@ from trainyard.train.methods.table import METHODS, build
 def test_merged_says_what_base_plus_adapter_says(method: str, request_of: Request, trained: Trained) -> None:
     policy = build(request_of(method, adapter=trained(method), settings={"rank": 8}), with_reference=False)
     request = request_of("full", adapter=trained(method))
-    merged, _ = merged_base(request, METHODS[request.config.method.type])
+    merged, _ = merge_base(request, METHODS[request.config.method.type])
     torch.testing.assert_close(logits(merged), logits(policy.model), atol=1e-5, rtol=0)
 
 
@@ -33,7 +33,7 @@ def test_a_broken_adapter_is_not_merged(request_of: Request, trained: Trained, t
     weights[name] = torch.full_like(weights[name], float("nan"))
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TrainyardError, match="E-MERGE: The adapter contains values that are not finite"):
-        merged_base(request_of("full", adapter=folder), METHODS[request_of("full").config.method.type])
+        merge_base(request_of("full", adapter=folder), METHODS[request_of("full").config.method.type])
 
 
 def test_a_sum_that_says_something_else_is_refused(
@@ -41,7 +41,7 @@ def test_a_sum_that_says_something_else_is_refused(
 ) -> None:
     monkeypatch.setattr(adapters, "TOLERANCE", 1e-12)
     with pytest.raises(TrainyardError, match=r"E-MERGE: .* a logit moved by .*At most 1e-12 is allowed"):
-        merged_base(request_of("full", adapter=trained("lora")), METHODS[request_of("full").config.method.type])
+        merge_base(request_of("full", adapter=trained("lora")), METHODS[request_of("full").config.method.type])
 
 
 def test_a_written_model_that_answers_differently_is_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainyard.app.stack.doctor import look_at_devices
-from trainyard.backends.axolotl.config import AxolotlFacts, choose_precision, config_of
+from trainyard.backends.axolotl.config import AxolotlFacts, build_config, choose_precision
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.loading import pick_device
 from trainyard.compute.gpus import Gpu, GpuReadings, read_gpu
@@ -22,7 +22,13 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import base_dtype
 from trainyard.train.model import precision
-from trainyard.train.model.precision import accelerator_of, choose_attention, choose_fp8, frozen_dtype, native_bf16
+from trainyard.train.model.precision import (
+    choose_attention,
+    choose_fp8,
+    choose_frozen_dtype,
+    find_accelerator,
+    native_bf16,
+)
 from trainyard.train.quantization import load_config, require
 from trainyard.workers.trainyard_worker.files import WorkerFiles
 
@@ -47,7 +53,7 @@ def test_emulated_bf16_counts_for_nothing(card: tuple[int, int], half: str) -> N
     assert torch.cuda.is_bf16_supported()
     choice = precision.choose_precision(Precision.AUTO, "cuda", native=native_bf16("cuda"))
     assert choice.precision == half
-    assert frozen_dtype("cuda", Precision.AUTO) is DTYPES[half]
+    assert choose_frozen_dtype("cuda", Precision.AUTO) is DTYPES[half]
     assert load_config(Quantization.NF4, "cuda").bnb_4bit_compute_dtype is DTYPES[half]
 
 
@@ -117,7 +123,7 @@ def test_axolotl_is_given_a_precision_and_never_its_auto(
     config = TrainerConfig.model_validate({"backend": "axolotl", "hyperparameters": {"precision": requested}})
     job = TrainingJob.model_construct(config=config, base="base", adapter=None)
     facts = AxolotlFacts(tmp_path, device, 3, 3, tmp_path, ["q_proj"], native_bf16=native)
-    written = config_of(job, facts)
+    written = build_config(job, facts)
     assert (written["bf16"], written["fp16"]) == expected
 
 
@@ -133,7 +139,7 @@ def hip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hip")
 def test_torch_of_rocm_is_not_taken_for_cuda() -> None:
-    assert accelerator_of("cuda") is Device.ROCM
+    assert find_accelerator("cuda") is Device.ROCM
     assert pick_device(Device.ROCM) == pick_device(Device.AUTO) == "cuda"
     assert native_bf16("cuda") == "cuda"
     with pytest.raises(InvalidInput, match="E-DEVICE: The device 'cuda' was requested, and this machine has none"):
@@ -144,7 +150,7 @@ def test_torch_of_rocm_is_not_taken_for_cuda() -> None:
 
 
 def test_rocm_is_not_here_without_its_torch() -> None:
-    assert accelerator_of("cuda") is Device.CUDA
+    assert find_accelerator("cuda") is Device.CUDA
     with pytest.raises(InvalidInput, match="E-DEVICE: The device 'rocm' was requested"):
         pick_device(Device.ROCM)
 

@@ -19,7 +19,7 @@ from trainyard.train.model.precision import (
     choose_precision,
     cpu_bf16,
     fits_fp8,
-    hidden_size,
+    read_hidden_size,
 )
 
 
@@ -44,9 +44,9 @@ def test_automatic_choice(device: str, native: str | None, hidden: int | None, p
 
 
 def test_width_is_read_from_a_config() -> None:
-    assert hidden_size({"hidden_size": 64}) == hidden_size({"n_embd": 64}) == 64
-    assert hidden_size({"text_config": {"hidden_size": 128}}) == 128
-    assert hidden_size({"model_type": "resnet"}) is None
+    assert read_hidden_size({"hidden_size": 64}) == read_hidden_size({"n_embd": 64}) == 64
+    assert read_hidden_size({"text_config": {"hidden_size": 128}}) == 128
+    assert read_hidden_size({"model_type": "resnet"}) is None
 
 
 def test_what_was_asked_for_is_taken() -> None:

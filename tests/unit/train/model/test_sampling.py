@@ -19,7 +19,7 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.contracts import Generated, Sampling, StopReason
 from trainyard.train.methods.table import checkpoint_activations
-from trainyard.train.model.sampling import nucleus, padded, sample
+from trainyard.train.model.sampling import nucleus, pad_rows, sample
 from trainyard.train.session.session import Session
 
 PROMPTS = [[40, 41, 42, 43, 44], [50, 51], [60, 61, 62]]
@@ -59,7 +59,7 @@ def test_greedy_is_what_transformers_generates(family: str, session: Session) ->
     if family == "absolute":
         session.engine.model = positional_model()
     model = session.engine.model.eval()
-    ids_BT, mask_BT = padded(PROMPTS, "left", PAD, model.device)
+    ids_BT, mask_BT = pad_rows(PROMPTS, "left", PAD, model.device)
     settings_ = GenerationConfig(
         do_sample=False, max_new_tokens=NEW, pad_token_id=PAD, eos_token_id=TOKENIZER.eos_token_id
     )

@@ -24,7 +24,7 @@ from trainyard.train.trackers import (
     TrackerFeed,
     TrackerRow,
     is_installed,
-    load,
+    load_object,
     numbers,
     open_tracker,
 )
@@ -228,7 +228,7 @@ def test_real_tracker_keeps_a_run_and_continues_it_without_a_network(tmp_path: P
     assert reports == []
     assert any(path.is_file() for path in (tmp_path / "t").rglob("*"))
     if name == "tensorboard":
-        accumulator = load("tensorboard.backend.event_processing.event_accumulator")
+        accumulator = load_object("tensorboard.backend.event_processing.event_accumulator")
         events = accumulator.EventAccumulator(str(tmp_path / "t" / "tensorboard" / "run-1")).Reload()
         losses = [(scalar.step, scalar.value) for scalar in events.Scalars("train/loss")]
         assert losses == [(step, pytest.approx(2.0 / step)) for step in range(1, 6)]

@@ -123,7 +123,7 @@ def test_the_steps_of_a_rollout_take_each_completion_once_an_epoch(tmp_path: Pat
     assert len(steps) == feed.plan.steps_per_epoch == 3 * 4  # 13 prompts are three rollouts of four
     for start in range(0, len(steps), 2):
         assert sorted(row for step in steps[start : start + 2] for micro in step for row in micro) == list(range(8))
-    prompts = [row for rollout in range(3) for row in feed.plan.prompts_at(Cursor(0, 4 * rollout))]  # type: ignore[attr-defined]
+    prompts = [row for rollout in range(3) for row in feed.plan.select_prompts(Cursor(0, 4 * rollout))]  # type: ignore[attr-defined]
     assert len(set(prompts)) == 12
 
 

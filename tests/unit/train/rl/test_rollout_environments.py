@@ -126,7 +126,7 @@ def test_the_tokens_of_an_environment_have_no_labels_and_the_ratio_is_1(tmp_path
     scores = session.engine.stage.score(model, batch, session.engine.head)
     assert len(scores["logprobs_N"]) == len(batch["advantages_N"]) == int((batch["labels"] != IGNORED).sum())
     # What is trained is what was sampled: the probabilities of the drawing, and with them the ratio.
-    examples = [feed.examples[row] for row in feed.plan.prompts_at(Cursor())]
+    examples = [feed.examples[row] for row in feed.plan.select_prompts(Cursor())]
     conversations = complete_prompts(
         session, examples, session.engine.config, feed.plan.name_rollout(Cursor()), environment
     )

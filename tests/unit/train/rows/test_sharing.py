@@ -22,7 +22,7 @@ from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.contracts import Encoded
 from trainyard.train.losses.table import STAGES
 from trainyard.train.rows.batching import Cut, Feed, choose_cut, make_plan
-from trainyard.train.rows.sharing import LEAST_GAIN, Operations, gain_of_sharing, reason_against, share_prompts
+from trainyard.train.rows.sharing import LEAST_GAIN, Operations, explain_unshared, gain_of_sharing, share_prompts
 
 DPO, KTO = STAGES[Stage.DPO], STAGES[Stage.KTO]
 
@@ -77,15 +77,15 @@ def mamba() -> Any:
 def test_models_that_cannot_keep_answers_apart() -> None:
     torch.manual_seed(0)
     bloom = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)).eval()
-    assert reason_against(bloom, 40) == "BloomForCausalLM takes no positions of its caller"
+    assert explain_unshared(bloom, 40) == "BloomForCausalLM takes no positions of its caller"
     shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     mistral = MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=32)).eval()
-    assert reason_against(mistral, 32) == ""
-    assert "a window of 32 tokens, and the longest sequence has 33" in reason_against(mistral, 33)
+    assert explain_unshared(mistral, 32) == ""
+    assert "a window of 32 tokens, and the longest sequence has 33" in explain_unshared(mistral, 33)
     model: Any = model_of("causal")
     model.config._attn_implementation = "flash_attention_2"
-    assert reason_against(model, 8) == "the attention kernel flash_attention_2 takes no mask of its caller"
+    assert explain_unshared(model, 8) == "the attention kernel flash_attention_2 takes no mask of its caller"
 
 
 def test_steps_have_the_same_rows_in_every_layout() -> None:

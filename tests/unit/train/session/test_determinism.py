@@ -10,7 +10,7 @@ import torch
 from torch.utils import deterministic
 
 from tests.unit.train.session.engines import batch_of, same, session_of, train_step, weights_of
-from trainyard.train.session.determinism import prefer_deterministic, refusal_of, strict_kernels
+from trainyard.train.session.determinism import find_refusal, prefer_deterministic, strict_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -48,13 +48,13 @@ def test_what_is_not_enabled_changes_nothing() -> None:
 
 
 def test_a_refused_step_says_which_operation_it_was() -> None:
-    assert "put_" in refusal_of(overwrite)
-    assert refusal_of(lambda: None) == ""
+    assert "put_" in find_refusal(overwrite)
+    assert find_refusal(lambda: None) == ""
 
 
 def test_another_error_of_a_step_is_not_taken_for_a_refusal() -> None:
     with pytest.raises(RuntimeError, match="shape"):
-        refusal_of(lambda: torch.zeros(2).reshape(3).sum() or None)
+        find_refusal(lambda: torch.zeros(2).reshape(3).sum() or None)
 
 
 def test_a_strict_session_gives_the_same_bits(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from trainyard.stores.whole import file_sha256
 from trainyard.train.contracts import IGNORED, Sampling
 from trainyard.train.losses.table import STAGES
 from trainyard.train.model.sampling import token_logprobs
-from trainyard.train.optimizers import on_eval, on_train
+from trainyard.train.optimizers import switch_to_eval, switch_to_train
 from trainyard.train.session.replies import INLINE_BYTES, KEPT_REPLIES
 from trainyard.train.session.session import Session
 
@@ -357,9 +357,9 @@ def test_a_look_is_at_the_averaged_weights_of_a_schedule_free_optimizer(tmp_path
     for _ in range(3):
         train_step(session, [batch_of()])
     logprobs = session.logprobs([[5, 6, 7, 8]])
-    on_eval(session.engine.optimizer)
+    switch_to_eval(session.engine.optimizer)
     averaged = token_logprobs(session.engine.model.eval(), TOKENIZER, [[5, 6, 7, 8]])
-    on_train(session.engine.optimizer)
+    switch_to_train(session.engine.optimizer)
     trainable = token_logprobs(session.engine.model, TOKENIZER, [[5, 6, 7, 8]])
     assert logprobs == averaged
     assert logprobs != trainable

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trainyard.data.formats.shapes import Normaliser, detect
 from trainyard.data.quarantine import BadRow
 from trainyard.data.renderers.rendering import Renderer
-from trainyard.data.rows import PreferenceRow, TextRow, chosen_side
+from trainyard.data.rows import PreferenceRow, TextRow, to_chosen_row
 from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.json_types import JsonMapping
 from trainyard.serve.prompt_fields import find_hidden_field
@@ -45,7 +45,7 @@ FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Encoder:
-    """What turns the content of calls into tokens: the session's tokenizer, template, stage and config."""
+    """Encoder of the content of calls: the session's tokenizer, template, stage and config."""
 
     session: Session
 
@@ -115,7 +115,7 @@ class Encoder:
         if port in facts.ports:
             return rows
         if port in facts.instead:
-            return [chosen_side(row) for row in rows if isinstance(row, PreferenceRow)]
+            return [to_chosen_row(row) for row in rows if isinstance(row, PreferenceRow)]
         raise InvalidInput(
             f"Stage {self.session.engine.config.stage} does not learn from {port.value} rows.",
             do=f"Give {' or '.join(port.value for port in facts.ports)} rows; docs/formats.md shows each.",
@@ -126,12 +126,12 @@ class Encoder:
         """Lists of numbers as tensors; ragged rows are filled up on the right, and masked."""
         if IDS not in lists:
             raise invalid(f"has no {IDS}")
-        batch = {name: self.tensor_of(name, values) for name, values in lists.items()}
+        batch = {name: self.build_tensor(name, values) for name, values in lists.items()}
         if MASK not in batch and is_ragged(lists[IDS]):
             batch[MASK] = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in lists[IDS]], batch_first=True)
         return batch
 
-    def tensor_of(self, name: str, values: Any) -> torch.Tensor:
+    def build_tensor(self, name: str, values: Any) -> torch.Tensor:
         fill = self.pad_id if name.endswith(IDS) else IGNORED if name.endswith(LABELS) else 0
         try:
             if is_ragged(values):
@@ -153,9 +153,9 @@ class Encoder:
             raise LimitExceeded(
                 f"A row has {shape[1]:,} tokens, and the model sees {context:,}.", do="Cut it.", code="E-LIMIT"
             )
-        return {name: self.checked_tensor(name, value, shape, lists.get(name)) for name, value in batch.items()}
+        return {name: self.check_tensor(name, value, shape, lists.get(name)) for name, value in batch.items()}
 
-    def checked_tensor(self, name: str, value: torch.Tensor, shape: torch.Size, rows: object) -> torch.Tensor:
+    def check_tensor(self, name: str, value: torch.Tensor, shape: torch.Size, rows: object) -> torch.Tensor:
         """Ids within the vocabulary, labels too or -100, masks and labels of the shape of the ids."""
         prefix, _, last = name.rpartition("/")
         kind = next((suffix for suffix in (IDS, LABELS, MASK, "position_ids") if last.endswith(suffix)), "")
@@ -169,7 +169,7 @@ class Encoder:
             raise invalid(f"has a {name} of the shape {tuple(value.shape)} with {IDS} of {tuple(shape)}")
         value = value.long()
         if kind in (IDS, LABELS):
-            least, most = bounds_of(value, rows, IGNORED if kind == LABELS else None)
+            least, most = find_bounds(value, rows, IGNORED if kind == LABELS else None)
             if not 0 <= least <= most < self.vocabulary:
                 raise invalid(f"has a token in {name} outside of 0 … {self.vocabulary - 1}")
         return value
@@ -222,7 +222,7 @@ class Encoder:
         return text
 
 
-def bounds_of(value: torch.Tensor, rows: Any, ignored: int | None) -> tuple[int, int]:
+def find_bounds(value: torch.Tensor, rows: Any, ignored: int | None) -> tuple[int, int]:
     """Return the least and the largest number of a tensor, those that are ignored left out; (0, 0) without any.
 
     Where `rows` are given, of which a small tensor was made, Python finds them in a third of the time that numpy takes.

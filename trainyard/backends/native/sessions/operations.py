@@ -32,7 +32,7 @@ MOST_WAITING = 256
 
 @dataclass(eq=False)
 class SessionOperation:
-    """One call of a verb."""
+    """A call of a verb."""
 
     seq: int
     verb: str
@@ -52,7 +52,7 @@ class SessionOperation:
         return "failed" if "error" in self.answer else "done"
 
 
-def digest_of(verb: str, arguments: JsonMapping, body: bytes) -> str:
+def hash_call(verb: str, arguments: JsonMapping, body: bytes) -> str:
     hasher = hashlib.sha256(orjson.dumps([verb, arguments], option=orjson.OPT_SORT_KEYS))
     hasher.update(body)
     return hasher.hexdigest()
@@ -88,13 +88,13 @@ class OperationQueue:
         Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`) and `InvalidInput`
         (`E-PARAMETER`) for a key that came with another call.
         """
-        digest = digest_of(verb, arguments, body)
+        digest = hash_call(verb, arguments, body)
         with self.changed:
             self.last_call = time.monotonic()
             if key in self.keyed:
                 return self.require_kept(self.keyed[key].seq, self.require_same(self.keyed[key], digest))
             if seq is not None and seq != self.next_seq:
-                return self.repeated(seq, verb, digest)
+                return self.find_repeated(seq, verb, digest)
             self.require_open()
             operation = SessionOperation(self.next_seq, verb, digest, key, arguments, body)
             self.add(operation)
@@ -124,7 +124,7 @@ class OperationQueue:
                 f"{MOST_WAITING} operations of this session are waiting.", do="Wait for their results.", code="E-LIMIT"
             )
 
-    def repeated(self, seq: int, verb: str, digest: str) -> SessionOperation:
+    def find_repeated(self, seq: int, verb: str, digest: str) -> SessionOperation:
         """Return the operation that has this number already."""
         if seq > self.next_seq:
             lost = f" It was resumed after operation {self.resumed_after}." if self.resumed_after is not None else ""

@@ -19,11 +19,11 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.assembly import (
     RunPlan,
     choose_head,
+    load_tokenizer,
     make_policy,
     open_session,
     save_trained,
     set_determinism,
-    tokenizer_of,
 )
 from trainyard.backends.native.sessions.operations import OperationQueue, SessionOperation
 from trainyard.backends.native.sessions.server import SessionServer
@@ -63,13 +63,13 @@ def serve(folder: Path, events: Events) -> None:
 
 
 class SessionWorker:
-    """One open session: the engine, its operations, and its checkpoints."""
+    """An open session: the engine, its operations, and its checkpoints."""
 
     def __init__(self, session_job: SessionJob, folder: Path, events: Events, device: str) -> None:
         self.session_job, self.folder, self.events = session_job, folder, events
         policy, session = open_engine(session_job.job, folder, events, device)
         require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(policy.model))
-        self.session, self.sealer = session, sealer_of(session_job.key)
+        self.session, self.sealer = session, open_sealer(session_job.key)
         session.sealer = self.sealer
         self.side = SessionSide(session, lambda target: export(session_job.job, policy, session, device, target))
         checkpoint = find_newest(folder / CHECKPOINT_FOLDER, None)
@@ -145,7 +145,7 @@ class SessionWorker:
             answer = error_header(error)
         except torch.OutOfMemoryError as error:
             self.session.zero_grad()
-            answer = error_header(out_of_memory(error))
+            answer = error_header(out_of_memory_error(error))
         except Exception as error:  # of a call, which must not end the session; the traceback is in its log
             log_traceback()
             answer = error_header(crash_error(error))
@@ -193,7 +193,7 @@ class SessionWorker:
 
 def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> tuple[Policy, Session]:
     """Return the policy and its session, as a training has them before its first step."""
-    tokenizer = tokenizer_of(job, events)
+    tokenizer = load_tokenizer(job, events)
     policy = make_policy(job, device, events, tokenizer)
     precision = frame.decide_precision(job, device, folder)
     hyper = job.config.hyperparameters
@@ -204,7 +204,7 @@ def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> 
     return policy, session
 
 
-def sealer_of(key: str) -> Sealer | None:
+def open_sealer(key: str) -> Sealer | None:
     """Return the key that the setting `checkpoint_key` names; None without one. The variable is not kept."""
     if not key:
         return None
@@ -243,7 +243,7 @@ def export(job: TrainingJob, policy: Policy, session: Session, device: str, targ
     session.engine.tokenizer.save_pretrained(target / "tokenizer" if adapter else target)
 
 
-def out_of_memory(error: Exception) -> TrainyardError:
+def out_of_memory_error(error: Exception) -> TrainyardError:
     return TrainyardError(
         f"The device has no memory for this call: {str(error)[:200]}",
         why="Gradients and the pending graph were dropped; weights and optimizer are as they were.",

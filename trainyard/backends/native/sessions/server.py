@@ -114,10 +114,10 @@ class SessionServer:
             )  # fmt: skip
         wait_s = header.get("wait_s") or 0.0
         self.operations.wait(operation, min(float(wait_s), MOST_WAIT_S))
-        return reply_of(operation)
+        return build_reply(operation)
 
 
-def reply_of(operation: SessionOperation) -> dict[str, object]:
+def build_reply(operation: SessionOperation) -> dict[str, object]:
     answer = operation.answer or {}
     if "error" in answer:
         return {"error": answer["error"]}

@@ -22,7 +22,7 @@ from trainyard.backends.sessions.records import SAVED_FOLDER
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import write_folder
-from trainyard.train.checkpoint.state import digest_of, load_snapshot, require_name
+from trainyard.train.checkpoint.state import load_snapshot, read_digest, require_name
 from trainyard.train.contracts import Generated, Sampling
 from trainyard.train.model.sampling import PromptQuestions
 from trainyard.train.session.session import Session
@@ -214,7 +214,7 @@ def save_result(side: SessionSide, name: str) -> JsonObject:
     if target.exists():
         raise Conflict(f"A state named {name!r} is there already.", do="Choose another name.", code="E-FILE-EXISTS")
     write_folder(target, side.export)
-    return {"name": name, "kind": "result", "sha256": digest_of(target), "path": str(target)}
+    return {"name": name, "kind": "result", "sha256": read_digest(target), "path": str(target)}
 
 
 def load(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject:

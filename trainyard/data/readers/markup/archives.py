@@ -25,7 +25,7 @@ DECLARATION_BYTES = 1 << 16
 """Of a part, in which a declaration can be: it comes before the first element."""
 
 
-def damaged(kind: str, error: Exception) -> BadRow:
+def damaged_file_error(kind: str, error: Exception) -> BadRow:
     return BadRow("unreadable", f"the {kind} is damaged ({type(error).__name__}: {error})"[:300])
 
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from lxml import etree
 
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.markup.archives import DAMAGE, damaged, open_archive, parse_xml
+from trainyard.data.readers.markup.archives import DAMAGE, damaged_file_error, open_archive, parse_xml
 from trainyard.data.readers.markup.html import read_html
 
 CONTAINER, ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
@@ -20,29 +20,29 @@ def read_epub(data: bytes, name: str) -> tuple[str, str]:
     """(title of the metadata, the chapters in the order of reading)."""
     try:
         archive = open_archive(data, "EPUB")
-        package = named(parse_xml(archive.read(CONTAINER), "EPUB"), "rootfile")[0].get("full-path", "")
+        package = find_elements(parse_xml(archive.read(CONTAINER), "EPUB"), "rootfile")[0].get("full-path", "")
         root = parse_xml(archive.read(package), "EPUB")
-        pages = spine_of(root, posixpath.dirname(package))
+        pages = read_spine(root, posixpath.dirname(package))
         refuse_encrypted(archive, pages)
         texts = [page_text(archive, page) for page in pages]
-        titles = [element.text or "" for element in named(root, "title")]
+        titles = [element.text or "" for element in find_elements(root, "title")]
     except DAMAGE as error:
-        raise damaged("EPUB", error) from error
+        raise damaged_file_error("EPUB", error) from error
     chapters = [text.strip() for text in texts if text.strip()]
     if not chapters:
         raise BadRow("no_text", "the spine of the EPUB names no page with text")
     return next(filter(None, titles), ""), "\n\n".join(chapters) + "\n"
 
 
-def named(root: etree._Element, name: str) -> list[etree._Element]:
+def find_elements(root: etree._Element, name: str) -> list[etree._Element]:
     """Return the elements of a name in any namespace."""
     return list(root.iter(f"{{*}}{name}"))
 
 
-def spine_of(root: etree._Element, folder: str) -> list[str]:
+def read_spine(root: etree._Element, folder: str) -> list[str]:
     """Names of the pages in the archive, in the order of reading."""
-    items = {item.get("id"): item for item in named(root, "item") if item.get("media-type") in PAGES}
-    order = [items.get(reference.get("idref")) for reference in named(root, "itemref")]
+    items = {item.get("id"): item for item in find_elements(root, "item") if item.get("media-type") in PAGES}
+    order = [items.get(reference.get("idref")) for reference in find_elements(root, "itemref")]
     names = [
         posixpath.normpath(posixpath.join(folder, unquote(item.get("href", "")))) for item in order if item is not None
     ]
@@ -55,7 +55,7 @@ def refuse_encrypted(archive: zipfile.ZipFile, pages: list[str]) -> None:
         return
     closed = {
         unquote(element.get("URI", ""))
-        for element in named(parse_xml(archive.read(ENCRYPTION), "EPUB"), "CipherReference")
+        for element in find_elements(parse_xml(archive.read(ENCRYPTION), "EPUB"), "CipherReference")
     }
     if closed & set(pages):
         raise BadRow("encrypted", "pages of the EPUB are encrypted (DRM)")

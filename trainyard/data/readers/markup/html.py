@@ -20,9 +20,9 @@ from bs4 import BeautifulSoup
 from bs4.element import NavigableString, PageElement, PreformattedString, Tag
 from charset_normalizer import from_bytes
 
-from trainyard.data.language import written_in
+from trainyard.data.language import match_stop_words
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.streams import SNIFFED_BYTES, encoding_of
+from trainyard.data.readers.streams import SNIFFED_BYTES, detect_encoding
 from trainyard.errors import InvalidInput
 
 BLOCKS = ["p", "div", "section", "article", "ul", "ol", "dl", "dt", "dd", "table", "blockquote", "figure", "header"]
@@ -61,7 +61,7 @@ class Marker:
     preformatted: int = 0
     cells: int = 0
 
-    def marks_of(self, element: Tag) -> tuple[str, str]:
+    def find_marks(self, element: Tag) -> tuple[str, str]:
         """Return what comes before and after the text of an element."""
         name = element.name
         if self.cells and name not in ("td", "th"):
@@ -135,14 +135,14 @@ def inline_mark(element: Tag, *, preformatted: bool) -> str | None:
     return f"**{words}**{' ' if text and text[-1:].isspace() else ''}"
 
 
-def marked_text(soup: BeautifulSoup) -> str:
+def render_page(soup: BeautifulSoup) -> str:
     """Return the text of a page with Markdown's marks around the elements, so that it still shows the outline."""
     tables = ((table, table.find("tr")) for table in soup.find_all("table"))
     marker = Marker({id(table): row for table, row in tables if isinstance(row, Tag)})
-    return "\n".join(lines_of("".join(pieces_of(soup, marker)))).strip("\n") + "\n"
+    return "\n".join(join_lines("".join(render_pieces(soup, marker)))).strip("\n") + "\n"
 
 
-def pieces_of(soup: BeautifulSoup, marker: Marker) -> Iterator[str]:
+def render_pieces(soup: BeautifulSoup, marker: Marker) -> Iterator[str]:
     """Yield the texts of a page with the marks before and after them."""
     closing: dict[int, str] = {}
     waiting: list[PageElement | str | int] = [soup]
@@ -154,7 +154,7 @@ def pieces_of(soup: BeautifulSoup, marker: Marker) -> Iterator[str]:
             if (text := inline_mark(node, preformatted=bool(marker.preformatted))) is not None:
                 yield text.replace("|", "\\|") if marker.cells else text
                 continue
-            before, after = marker.marks_of(node)
+            before, after = marker.find_marks(node)
             yield before
             waiting.append(after)
             kind = "preformatted" if node.name == "pre" else "cells" if is_data_cell(node) else ""
@@ -177,7 +177,7 @@ def is_data_cell(element: Tag) -> bool:
     return element.name in ("td", "th") and element.find(NOT_IN_A_CELL) is None
 
 
-def lines_of(text: str) -> Iterator[str]:
+def join_lines(text: str) -> Iterator[str]:
     """Yield the lines with the indents of their items and quotations, and with one empty line at most in a row."""
     around: list[str] = []
     prefix: str | None = None
@@ -258,26 +258,26 @@ class Page(BeautifulSoup):
 def read_html(data: bytes, name: str) -> tuple[str, str]:
     """Text with headings, list items, table rows and code blocks in Markdown's marks, without scripts and menus."""
     soup = Page(html_text(data, name), "lxml")
-    named = words_of(soup.title)
-    for find in (lambda: soup(UNREAD), lambda: menus_of(soup)):
+    named = read_line(soup.title)
+    for find in (lambda: soup(UNREAD), lambda: find_menus(soup)):
         for element in find():
             # To remove it would search its siblings, which is quadratic in them.
             element.clear()
             element.name, element.attrs = LEFT_OUT, {}
     title = page_title(soup, named)
-    return title, marked_text(soup)
+    return title, render_page(soup)
 
 
 def html_text(data: bytes, name: str) -> str:
     """Return the characters of a page. Raises `BadRow` (`binary`, `charset`)."""
     try:
-        unicode = encoding_of(data[:SNIFFED_BYTES], name)
+        unicode = detect_encoding(data[:SNIFFED_BYTES], name)
     except InvalidInput as error:
         raise BadRow("binary", error.what) from error
     head = data[:DECLARED_BYTES]
     match = XML_DECLARATION.match(head) or META.search(head)
     charset = match[1].decode("ascii", "replace").lower() if match else None
-    declared = "iso2022_jp" if JAPANESE_ESCAPE in data else codec_of(charset) if charset else None
+    declared = "iso2022_jp" if JAPANESE_ESCAPE in data else find_codec(charset) if charset else None
     first = [declared, unicode] if declared in STATEFUL and unicode == "utf-8" else [unicode, declared]
     for codec in filter(None, first):
         try:
@@ -285,13 +285,13 @@ def html_text(data: bytes, name: str) -> str:
         except (UnicodeDecodeError, LookupError):
             continue
     try:
-        return data.decode(detected(TAG.sub(b" ", data)[:DETECTED_BYTES]))
+        return data.decode(detect_codec(TAG.sub(b" ", data)[:DETECTED_BYTES]))
     except UnicodeDecodeError as error:
         detail = f"it declares {charset!r}, which does not fit its bytes" if charset else "it declares none"
         raise BadRow("charset", f"the charset of the page is unknown: {detail}; save it as UTF-8") from error
 
 
-def detected(text: bytes) -> str:
+def detect_codec(text: bytes) -> str:
     """Return the codec of bytes that are not UTF-8, or `utf-8` if none fits.
 
     Between Western and Central European letters the detector often has no preference; the words decide then.
@@ -302,12 +302,12 @@ def detected(text: bytes) -> str:
         return "utf-8"
     for match in matches:
         as_good = match.chaos - best.chaos < SAME_CHAOS and best.coherence - match.coherence < SAME_COHERENCE
-        if match.encoding == "cp1252" and as_good and written_in(str(best)) not in CENTRAL:
+        if match.encoding == "cp1252" and as_good and match_stop_words(str(best)) not in CENTRAL:
             return "cp1252"
     return str(best.encoding)
 
 
-def codec_of(label: str) -> str | None:
+def find_codec(label: str) -> str | None:
     """Python's codec for a declared charset; None for an unknown label, and for Unicode, which is tried anyway."""
     try:
         codec = codecs.lookup(label.strip())
@@ -316,7 +316,7 @@ def codec_of(label: str) -> str | None:
     return None if codec.name.startswith("utf-") else WIDER.get(codec.name, codec.name)
 
 
-def menus_of(soup: BeautifulSoup) -> list[Tag]:
+def find_menus(soup: BeautifulSoup) -> list[Tag]:
     """Return the elements that lead to other pages: by their role, or by their name if most of their text is links."""
     roled = [element for element in soup.find_all(True) if element.get("role") in MENU_ROLES]
     return roled + [element for element in soup.find_all(is_named_menu, limit=MOST_MENUS) if is_mostly_links(element)]
@@ -343,14 +343,14 @@ def is_mostly_links(element: Tag) -> bool:
 
 def page_title(soup: BeautifulSoup, named: str) -> str:
     """Return the page's own title: the top heading that `<title>` repeats, else that of the content, else `<title>`."""
-    headings = [heading for heading in soup.find_all("h1", limit=MOST_TITLES) if words_of(heading)]
+    headings = [heading for heading in soup.find_all("h1", limit=MOST_TITLES) if read_line(heading)]
     inside = [heading for heading in headings if heading.find_parent(["main", "article"])]
     body = [heading for heading in headings if not heading.find_parent(["header", "footer", "aside"])]
-    repeated = [heading for heading in body if words_of(heading).lower() in named.lower()]
+    repeated = [heading for heading in body if read_line(heading).lower() in named.lower()]
     best = next(iter([*repeated, *inside, *body]), None)
-    return words_of(best) or named or words_of(next(iter([*headings, *soup.find_all("h2", limit=1)]), None))
+    return read_line(best) or named or read_line(next(iter([*headings, *soup.find_all("h2", limit=1)]), None))
 
 
-def words_of(element: Tag | None) -> str:
+def read_line(element: Tag | None) -> str:
     """The text of an element on one line, without the link to itself that documentation tools put behind a heading."""
     return SELF_LINK.sub("", " ".join(element.get_text(" ").split())) if element is not None else ""

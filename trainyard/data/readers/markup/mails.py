@@ -8,7 +8,7 @@ from email.message import EmailMessage, MIMEPart
 from email.parser import BytesParser
 
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.markup.archives import DAMAGE, damaged
+from trainyard.data.readers.markup.archives import DAMAGE, damaged_file_error
 from trainyard.data.readers.markup.html import read_html
 
 MAX_PARTS = 1000
@@ -31,7 +31,7 @@ def read_eml(data: bytes, name: str) -> tuple[str, str]:
         text = "\n\n".join(mail_blocks(mail, name))
         subject = str(mail["Subject"] or "")
     except DAMAGE as error:
-        raise damaged("mail", error) from error
+        raise damaged_file_error("mail", error) from error
     return subject, text + "\n"
 
 

@@ -11,7 +11,7 @@ from trainyard.data.readers.tables import strict_json
 def read_notebook(data: bytes, name: str) -> tuple[str, str]:
     """(title of the metadata or an empty string, the cells in order)."""
     book = strict_json(data.removeprefix(b"\xef\xbb\xbf"))
-    if not isinstance(book, dict) or not (cells := cells_of(book)):
+    if not isinstance(book, dict) or not (cells := list_cells(book)):
         raise BadRow("unreadable", "the file has no cells of a notebook")
     metadata = book.get("metadata")
     about: dict[str, object] = metadata if isinstance(metadata, dict) else {}
@@ -21,10 +21,10 @@ def read_notebook(data: bytes, name: str) -> tuple[str, str]:
     if not text:
         raise BadRow("no_text", "the cells of the notebook are empty")
     title = about.get("title")
-    return title if isinstance(title, str) else heading_of(text), text + "\n"
+    return title if isinstance(title, str) else find_heading(text), text + "\n"
 
 
-def cells_of(book: Mapping[str, object]) -> list[object]:
+def list_cells(book: Mapping[str, object]) -> list[object]:
     """Return the cells; nbformat 3 has them in worksheets."""
     sheets = book.get("worksheets")
     lists = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)] if isinstance(sheets, list) else []
@@ -53,7 +53,7 @@ def cell_blocks(cells: Sequence[object], language: str) -> Iterator[str]:
             yield f"{'#' * min(6, level)} {text}" if isinstance(level, int) and level else text
 
 
-def heading_of(text: str) -> str:
+def find_heading(text: str) -> str:
     """Return the first heading of the text outside of code, without its `#`."""
     outside = True
     for line in text.split("\n"):

@@ -15,7 +15,7 @@ import openpyxl
 import pptx
 
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.markup.archives import DAMAGE, damaged, open_archive, refuse_declarations
+from trainyard.data.readers.markup.archives import DAMAGE, damaged_file_error, open_archive, refuse_declarations
 
 MAX_CELLS = 1_000_000
 """Of a workbook, empty ones between others included; more is a table for a file of rows."""
@@ -34,10 +34,10 @@ def read_xlsx(data: bytes, name: str) -> tuple[str, str]:
             sheet.reset_dimensions()  # what the file says of its size may be anything
             rows, left = sheet_rows(sheet, left)
             if rows:
-                parts.append(f"## {one_line(sheet.title)}\n\n{table_text(rows)}")
+                parts.append(f"## {to_one_line(sheet.title)}\n\n{table_text(rows)}")
         title = book.properties.title or ""
     except DAMAGE as error:
-        raise damaged("XLSX", error) from error
+        raise damaged_file_error("XLSX", error) from error
     if not parts:
         raise BadRow("no_text", "the workbook has no visible cell with a value")
     return title, "\n\n".join(parts) + "\n"
@@ -50,14 +50,14 @@ def sheet_rows(sheet: Any, left: int) -> tuple[list[list[str]], int]:
         left -= max(1, len(row))
         if left < 0:
             raise BadRow("too_large", f"the workbook has more than {MAX_CELLS:,} cells")
-        cells = ["" if value is None else one_line(str(value)) for value in row]
+        cells = ["" if value is None else to_one_line(str(value)) for value in row]
         if any(cells):
             rows.append(cells)
     used = sorted({number for row in rows for number, cell in enumerate(row) if cell})
     return [[row[number] if number < len(row) else "" for number in used] for row in rows], left
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -78,7 +78,7 @@ def read_pptx(data: bytes, name: str) -> tuple[str, str]:
         slides = [list(slide_blocks(slide, number)) for number, slide in enumerate(show.slides, 1)]
         title = show.core_properties.title or ""
     except DAMAGE as error:
-        raise damaged("PPTX", error) from error
+        raise damaged_file_error("PPTX", error) from error
     if not any(len(blocks) > 1 or not blocks[0].startswith("## Slide ") for blocks in slides):
         raise BadRow("no_text", "no slide has a text")
     headings = (blocks[0].removeprefix("## ") for blocks in slides)
@@ -88,7 +88,7 @@ def read_pptx(data: bytes, name: str) -> tuple[str, str]:
 def slide_blocks(slide: Any, number: int) -> Iterator[str]:
     """Yield the title of a slide as a heading, then its shapes in their order, then the notes."""
     title = slide.shapes.title
-    heading = one_line(title.text_frame.text) if title is not None else ""
+    heading = to_one_line(title.text_frame.text) if title is not None else ""
     yield f"## {heading or f'Slide {number}'}"
     for shape in slide.shapes:
         if title is None or shape.shape_id != title.shape_id:
@@ -105,10 +105,10 @@ def shape_blocks(shape: Any) -> Iterator[str]:
         cells = sum(1 for _ in islice(shape.table.iter_cells(), MAX_CELLS + 1))
         if cells > MAX_CELLS:
             raise BadRow("too_large", f"a table of the PPTX has more than {MAX_CELLS:,} cells")
-        yield table_text([[one_line(cell.text) for cell in row.cells] for row in shape.table.rows])
+        yield table_text([[to_one_line(cell.text) for cell in row.cells] for row in shape.table.rows])
     elif shape.has_text_frame:
         lines = [
-            f"{'  ' * paragraph.level}- {one_line(paragraph.text)}"
+            f"{'  ' * paragraph.level}- {to_one_line(paragraph.text)}"
             for paragraph in shape.text_frame.paragraphs
             if paragraph.text.strip()
         ]

@@ -58,19 +58,19 @@ def read_pdf(data: bytes, name: str) -> tuple[str, str]:
             raise BadRow("encrypted", "the PDF needs a password")
         if len(reader.pages) > MAX_PAGES:
             raise BadRow("too_large", f"the PDF has {len(reader.pages)} pages, at most {MAX_PAGES} are read")
-        pages = [lines_of(page) for page in reader.pages]
+        pages = [read_lines(page) for page in reader.pages]
         title = str(reader.metadata.title or "") if reader.metadata else ""
     except (PyPdfError, *DAMAGE) as error:
         raise BadRow("unreadable", f"the PDF is damaged ({type(error).__name__}: {error})"[:300]) from error
-    pages = without_repeated(pages)
-    text = "\n\n".join(blocks_of(pages)).strip()
+    pages = drop_repeated(pages)
+    text = "\n\n".join(build_blocks(pages)).strip()
     if not text:
         raise BadRow("no_text", "the PDF contains no text; scanned pages need text recognition first")
     first = text.splitlines()[0].lstrip("# ").strip()
     return title.strip() or (first if len(first) <= 100 else ""), text + "\n"
 
 
-def lines_of(page: pypdf.PageObject) -> list[PageLine]:
+def read_lines(page: pypdf.PageObject) -> list[PageLine]:
     """Return the lines of a page in the order in which they were written; a bullet joins the words next to it."""
     spans: list[PageLine] = []
 
@@ -117,7 +117,7 @@ def mark_code(text: str, tail: str) -> str:
     return f"`{code}`{tail}" if code and "`" not in code else text
 
 
-def without_repeated(pages: list[list[PageLine]]) -> list[list[PageLine]]:
+def drop_repeated(pages: list[list[PageLine]]) -> list[list[PageLine]]:
     """Return the pages without headers, footers and page numbers."""
     counts = Counter((re.sub(r"\d+", "#", line.text.strip()), round(line.y)) for page in pages for line in page)
     return [
@@ -126,7 +126,7 @@ def without_repeated(pages: list[list[PageLine]]) -> list[list[PageLine]]:
     ]
 
 
-def blocks_of(pages: list[list[PageLine]]) -> Iterator[str]:
+def build_blocks(pages: list[list[PageLine]]) -> Iterator[str]:
     """Yield the headings, paragraphs, items and pieces of code of all pages."""
     lines = [line for page in pages for line in page]
     if not lines:

@@ -27,7 +27,7 @@ from docx.text.paragraph import Paragraph
 from lxml.etree import _Element
 
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.markup.archives import DAMAGE, damaged, open_archive
+from trainyard.data.readers.markup.archives import DAMAGE, damaged_file_error, open_archive
 
 STYLE = re.compile(r"List (?:(?P<kind>Bullet|Number|Continue|Paragraph) ?)?(?P<level>\d)?")
 INDENT = "    "
@@ -49,9 +49,9 @@ class Lists:
         """Note the form of each level of each numbering: "bullet", "decimal", …, or empty where it has no sign."""
         abstract = {element.get(qn("w:abstractNumId")): element for element in root.findall(qn("w:abstractNum"))}
         for number in root.findall(qn("w:num")):
-            shape = abstract.get(value_of(number, "abstractNumId"))
+            shape = abstract.get(read_value(number, "abstractNumId"))
             for level in shape.findall(qn("w:lvl")) if shape is not None else ():
-                form, sign = value_of(level, "numFmt"), value_of(level, "lvlText")
+                form, sign = read_value(level, "numFmt"), read_value(level, "lvlText")
                 visible_form = form if sign.strip() and form != "none" else ""
                 self.formats[number.get(qn("w:numId"), ""), int(level.get(qn("w:ilvl"), 0))] = visible_form
 
@@ -60,10 +60,10 @@ class Lists:
         level, form = position
         indent = INDENT * min(level, MOST_LEVELS)
         if form == "":
-            return indented(text, indent + INDENT)
-        return indent + indented(f"{form} {text}", indent + INDENT).strip()
+            return indent_text(text, indent + INDENT)
+        return indent + indent_text(f"{form} {text}", indent + INDENT).strip()
 
-    def place_of(self, element: _Element, style: BaseStyle | None) -> tuple[int, str] | None:
+    def find_place(self, element: _Element, style: BaseStyle | None) -> tuple[int, str] | None:
         """(level from 0, mark) of an item; the mark is empty for a further paragraph of one."""
         numbering = element.find(f"{qn('w:pPr')}/{qn('w:numPr')}")
         while numbering is None and style is not None:
@@ -73,10 +73,10 @@ class Lists:
                 level = int(named["level"] or 1) - 1
                 return level, {"Number": "1.", "Continue": ""}.get(named["kind"] or "", "-")
             style = getattr(style, "base_style", None)
-        number = value_of(numbering, "numId") if numbering is not None else "0"
+        number = read_value(numbering, "numId") if numbering is not None else "0"
         if number in ("", "0"):
             return None
-        level = int(value_of(numbering, "ilvl") or 0)
+        level = int(read_value(numbering, "ilvl") or 0)
         form = self.formats.get((number, level), "bullet")
         if form in ("", "bullet"):
             return level, "-" if form else ""
@@ -86,13 +86,13 @@ class Lists:
         return level, f"{self.numbers[number, level]}."
 
 
-def value_of(element: _Element | None, name: str) -> str:
+def read_value(element: _Element | None, name: str) -> str:
     """Return the `w:val` of a child element, or an empty string."""
     child = element.find(qn(f"w:{name}")) if element is not None else None
     return (child.get(qn("w:val")) or "") if child is not None else ""
 
 
-def indented(text: str, indent: str) -> str:
+def indent_text(text: str, indent: str) -> str:
     return "\n".join(f"{indent}{line}" for line in text.split("\n"))
 
 
@@ -120,10 +120,10 @@ def read_docx(data: bytes, name: str) -> tuple[str, str]:
     """(title of the properties or an empty string, text). Heading styles become `#` lines, list styles `-` lines."""
     try:
         document = docx.Document(io.BytesIO(transitional(data)))
-        blocks = list(fenced(blocks_of(document.element.body, document, Lists(document))))
+        blocks = list(fence_code(read_blocks(document.element.body, document, Lists(document))))
         title = document.core_properties.title
     except DAMAGE as error:
-        raise damaged("DOCX", error) from error
+        raise damaged_file_error("DOCX", error) from error
     headings = (block.lstrip("#").strip() for block in blocks if block.startswith("#") and block.strip("# "))
     return title or next(headings, ""), "\n\n".join(block for block in blocks if block.strip()) + "\n"
 
@@ -142,7 +142,7 @@ def transitional(data: bytes) -> bytes:
     return stream.getvalue()
 
 
-def fenced(blocks: Iterable[str]) -> Iterator[str]:
+def fence_code(blocks: Iterable[str]) -> Iterator[str]:
     """Join paragraphs of code that follow each other to a block of code."""
     for is_code, group in groupby(blocks, key=lambda block: block.startswith(CODE_LINE)):
         if is_code:
@@ -151,17 +151,17 @@ def fenced(blocks: Iterable[str]) -> Iterator[str]:
             yield from group
 
 
-def blocks_of(element: _Element, document: Document, lists: Lists) -> Iterator[str]:
+def read_blocks(element: _Element, document: Document, lists: Lists) -> Iterator[str]:
     """Yield the paragraphs and tables below an element; a text box follows the paragraph that it is anchored in."""
     for child in element:
         if child.tag == PARAGRAPH:
             yield paragraph_text(child, document, lists)
             for box in outermost(child, BOX, PASSED):
-                yield from blocks_of(box, document, lists)
+                yield from read_blocks(box, document, lists)
         elif child.tag == TABLE:
             yield table_text(child, document, lists)
         elif child.tag not in PASSED and not is_placeholder(child):
-            yield from blocks_of(child, document, lists)
+            yield from read_blocks(child, document, lists)
 
 
 def is_placeholder(element: _Element) -> bool:
@@ -202,18 +202,18 @@ def paragraph_text(element: BaseOxmlElement, document: Document, lists: Lists) -
         level = int(style.split()[-1]) if style.split()[-1].isdigit() else 1
         text = inline_text(element)
         return f"{'#' * min(level, 6)} {text}" if text else ""
-    text = "".join(marked_spans(element))
+    text = "".join(mark_spans(element))
     if QUOTE_STYLE.fullmatch(style):
         return "\n".join(f"> {line}" for line in text.split("\n"))
-    position = lists.place_of(element, paragraph_style)
-    return lists.mark(position, "".join(marked_spans(element, label=True))) if position and text else text
+    position = lists.find_place(element, paragraph_style)
+    return lists.mark(position, "".join(mark_spans(element, label=True))) if position and text else text
 
 
-def marked_spans(element: _Element, *, label: bool = False) -> Iterator[str]:
+def mark_spans(element: _Element, *, label: bool = False) -> Iterator[str]:
     """The texts of a paragraph with the marks of code, and with `label` those of the bold words that it begins with."""
     groups = [
         (kind, "".join(text for text, _ in group))
-        for kind, group in groupby(runs_of(element), key=lambda run: run[1])
+        for kind, group in groupby(read_runs(element), key=lambda run: run[1])
     ]  # fmt: skip
     for index, (kind, text) in enumerate(groups):
         words = text.strip()
@@ -225,19 +225,19 @@ def marked_spans(element: _Element, *, label: bool = False) -> Iterator[str]:
             yield text
 
 
-def runs_of(element: _Element) -> Iterator[tuple[str, str]]:
+def read_runs(element: _Element) -> Iterator[tuple[str, str]]:
     """(text, "code", "bold" or empty) of the runs of a paragraph."""
     for child in element:
         if child.tag == qn("w:r"):
             if text := inline_text(child):
-                yield text, kind_of(child)
+                yield text, find_kind(child)
         elif child.tag in (qn("w:t"), *SIGNS):
             yield SIGNS.get(child.tag, child.text or ""), ""
         elif child.tag not in PASSED and child.tag != BOX and not is_placeholder(child):
-            yield from runs_of(child)
+            yield from read_runs(child)
 
 
-def kind_of(run: _Element) -> str:
+def find_kind(run: _Element) -> str:
     properties = run.find(qn("w:rPr"))
     if properties is None:
         return ""
@@ -256,7 +256,7 @@ def table_text(table: _Element, document: Document, lists: Lists) -> str:
     for row in outermost(table, ROW, passed):
         cells: list[str] = []
         for cell in outermost(row, CELL, passed):
-            blocks = (block.removeprefix(CODE_LINE) for block in blocks_of(cell, document, lists))
+            blocks = (block.removeprefix(CODE_LINE) for block in read_blocks(cell, document, lists))
             text = " ".join(" ".join(blocks).replace("|", "\\|").split())
             merged = cell.find(f"{qn('w:tcPr')}/{qn('w:vMerge')}")
             if merged is not None and merged.get(qn("w:val")) != "restart" and rows:

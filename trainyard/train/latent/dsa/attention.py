@@ -40,11 +40,11 @@ from trainyard.train.latent.dsa.gathered import (
     GATHERED_FROM,
     QUERIES_AT_ONCE,
     Kernel,
-    as_added,
     attend_to_places,
-    eager_of,
-    kernel_of,
-    selected_places,
+    choose_kernel,
+    find_eager_kernel,
+    find_selected,
+    to_additive_mask,
 )
 from trainyard.train.latent.dsa.indexer import (
     LightningIndexer,
@@ -58,7 +58,7 @@ from trainyard.train.latent.dsa.indexer import (
 
 @dataclass(frozen=True)
 class HeadRouting:
-    """How many heads a token uses: the shared ones and some of the others."""
+    """Number of heads that a token uses: the shared ones and some of the others."""
 
     num_heads: int
     num_shared: int
@@ -117,7 +117,7 @@ Select = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 class AttentionPhase(StrEnum):
-    """What attention a pass computes."""
+    """Phase of attention that a pass computes."""
 
     DENSE = "dense"
     """All visible tokens, as without this file."""
@@ -129,7 +129,7 @@ class AttentionPhase(StrEnum):
 
 @dataclass
 class Selection:
-    """What all layers of a model share: the phase, and sums over layers and tokens of a pass that is measured."""
+    """Shared state of all layers of a model: the phase, and sums over layers and tokens of a pass that is measured."""
 
     num_tokens: int
     """Tokens that a query attends to at most (granularity token)."""
@@ -155,7 +155,7 @@ class Selection:
         if scores_BTS.is_cuda and self.select is select_tokens:
             return best_places(scores_BTS, visible_BTS, self.num_tokens)
         visible_BTS = torch.ones_like(scores_BTS, dtype=torch.bool) if visible_BTS is None else visible_BTS
-        return selected_places(self.select(scores_BTS, visible_BTS, self.num_tokens), self.num_tokens)
+        return find_selected(self.select(scores_BTS, visible_BTS, self.num_tokens), self.num_tokens)
 
     @contextmanager
     def measured(self, phase: AttentionPhase) -> Iterator[list[Measures]]:
@@ -169,7 +169,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Measures:
-    """Of one layer and pass, summed over the tokens that are not padding."""
+    """Measures of one layer and pass, summed over the tokens that are not padding."""
 
     loss: torch.Tensor
     """KL of the indexer, or the balance loss times the tokens."""
@@ -182,7 +182,7 @@ class Measures:
 
 @dataclass
 class LayerInput:
-    """What an attention layer was called with, until its attention is computed."""
+    """Inputs of an attention layer, until its attention is computed."""
 
     hidden_BTD: torch.Tensor
     cache: Cache | None
@@ -190,7 +190,7 @@ class LayerInput:
 
 @dataclass
 class Selector:
-    """What an attention layer gets: an indexer of tokens or a router of heads."""
+    """Selector of an attention layer: an indexer of tokens or a router of heads."""
 
     chooser: Chooser
     shared: Selection
@@ -205,7 +205,7 @@ class Selector:
 
 @dataclass
 class Attention:
-    """One call of an attention layer, as transformers' interface passes it."""
+    """A call of an attention layer, as transformers' interface passes it."""
 
     module: torch.nn.Module
     query: torch.Tensor
@@ -233,7 +233,7 @@ class Attention:
         """Compute the model's eager attention over the kept tokens: output (B, T, H, C), weights (B, H, T, S)."""
         lowest = torch.finfo(self.mask.dtype).min
         mask = self.mask if kept_BTS is None else self.mask.masked_fill(~kept_BTS[:, None], lowest)
-        return eager_of(self.module)(self.module, self.query, self.key, self.value, mask, **self.options)
+        return find_eager_kernel(self.module)(self.module, self.query, self.key, self.value, mask, **self.options)
 
     def clean_weights(self, weights_BHTS: torch.Tensor, kept_BTS: torch.Tensor) -> torch.Tensor:
         """Return the same weights without dropout."""
@@ -270,7 +270,7 @@ def additive_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Ten
         mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
         mask = mask.tril(num_keys - num_queries).expand(query.shape[0], 1, -1, -1)
     mask = mask[..., :num_keys]
-    return mask if mask.dtype is not torch.bool else as_added(mask, query.dtype)
+    return mask if mask.dtype is not torch.bool else to_additive_mask(mask, query.dtype)
 
 
 def attend_tokens(
@@ -278,7 +278,7 @@ def attend_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attend to the tokens that the indexer selects, or to all while it warms up."""
     positions_BT = query_positions(shared, call)
-    keys_BSI = cached_keys(call.module, indexer.keys(layer_input.hidden_BTD, positions_BT), layer_input.cache)
+    keys_BSI = update_keys(call.module, indexer.keys(layer_input.hidden_BTD, positions_BT), layer_input.cache)
     if keys_BSI.shape[1] != call.key.shape[2]:
         raise InvalidInput(
             f"The cache has {call.key.shape[2]} keys of attention and {keys_BSI.shape[1]} of the indexer.",
@@ -312,7 +312,7 @@ def attend_tokens(
 
 @dataclass(frozen=True)
 class Queries:
-    """What the indexer scores keys for."""
+    """Queries for which the indexer scores keys."""
 
     hidden_BTD: torch.Tensor
     positions_BT: torch.Tensor
@@ -325,7 +325,7 @@ def answer_in_blocks(call: Attention, indexer: LightningIndexer, shared: Selecti
     The tokens of an answer read their selected tokens alone. The queries of a prompt mask the others: 64 of them take
     1.2 s on a CPU at 32,768 keys, and 1.5 s with a copy of the 2,048 selected ones for each.
     """
-    kernel, num_queries = kernel_of(call.module, fused=shared.fused, **call.options), call.query.shape[2]
+    kernel, num_queries = choose_kernel(call.module, fused=shared.fused, **call.options), call.query.shape[2]
     if shared.gathers and pays(num_queries, call.key.shape[2], shared.num_tokens) and not call.is_biased:
         return answer_by_gather(call, indexer, shared, queries, kernel)
     visible_BTS, outputs = call.visible_BTS, []
@@ -390,6 +390,6 @@ def query_positions(shared: Selection, call: Attention) -> torch.Tensor:
     return torch.arange(num_keys - num_queries, num_keys, device=call.query.device).expand(rows, -1)
 
 
-def cached_keys(module: Any, keys_BTI: torch.Tensor, cache: Cache | None) -> torch.Tensor:
+def update_keys(module: Any, keys_BTI: torch.Tensor, cache: Cache | None) -> torch.Tensor:
     """Return the index keys of all tokens so far: those of the cache and the new ones, which it keeps."""
     return keys_BTI if cache is None else cache.update_indexer(keys_BTI, module.layer_idx)

@@ -29,7 +29,7 @@ QUERIES_AT_ONCE = 128
 Kernel = Callable[..., tuple[torch.Tensor, Any]]
 
 
-def selected_places(kept_BTS: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def find_selected(kept_BTS: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return where the kept keys are (B, T, K), and which of these places are filled (B, T, K).
 
     A query that sees nothing, which is padding, gets its first key, so that no output is without a number.
@@ -110,29 +110,31 @@ def attend_once(
     return output.reshape(rows, 1, -1, size), None
 
 
-def kernel_of(module: torch.nn.Module, *, fused: bool, **options: Any) -> Kernel:
+def choose_kernel(module: torch.nn.Module, *, fused: bool, **options: Any) -> Kernel:
     """Return the attention of a model as a function of boolean masks: torch's SDPA where the model allows it and
     nothing else
     is asked of it, else the model's own eager one."""
     if fused and options.get("softcap") is None and options.get("s_aux") is None:
         return sdpa_attention_forward
-    eager = eager_of(module)
+    eager = find_eager_kernel(module)
 
     def attend(
         module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         mask: torch.Tensor | None, **options: Any,
     ) -> tuple[torch.Tensor, Any]:  # fmt: skip
-        return eager(module, query, key, value, None if mask is None else as_added(mask, query.dtype), **options)
+        return eager(
+            module, query, key, value, None if mask is None else to_additive_mask(mask, query.dtype), **options
+        )
 
     return attend
 
 
-def eager_of(module: torch.nn.Module) -> Kernel:
+def find_eager_kernel(module: torch.nn.Module) -> Kernel:
     """Return the eager attention of the file that a model's layer is defined in."""
     eager_kernel: Kernel = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
     return eager_kernel
 
 
-def as_added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def to_additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a boolean mask as a number that is added to the scores."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)

@@ -1,4 +1,4 @@
-"""Where sparse attention is attached: the full-attention layers of a model of transformers, by hooks and its attention
+"""Layers with sparse attention: the full-attention layers of a model of transformers, by hooks and its attention
 interface, so that the model's own code stays as it is and every trace can be removed.
 
 Shapes: B rows, T queries, D hidden.

@@ -24,7 +24,7 @@ from trainyard.spec.axes.stages import SftSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, Encoded, Head, Metrics, Scores, StageSpec
 from trainyard.train.latent import rollout
-from trainyard.train.latent.contract import LatentModule, LatentSpec, own_of
+from trainyard.train.latent.contract import LatentModule, LatentSpec, get_latent_module
 from trainyard.train.latent.dsa.attention import AttentionPhase, Chooser, HeadRouter, HeadRouting, Measures, Selection
 from trainyard.train.latent.dsa.indexer import IndexerShape, LightningIndexer
 from trainyard.train.latent.dsa.layers import AttentionLayer, Installed, find_layers, install
@@ -44,7 +44,7 @@ class SparseAttention(LatentModule):
 
     def __init__(self, model: Any, settings: DsaSettings) -> None:
         super().__init__(settings)
-        self.layers = find_layers(rollout.base_of(model))
+        self.layers = find_layers(rollout.unwrap_base(model))
         self.choosers = torch.nn.ModuleList(make_chooser(layer, settings) for layer in self.layers)
         choice = settings.granularity
         self.shared = Selection(choice.top_k if isinstance(choice, TokenChoice) else 0)
@@ -87,7 +87,7 @@ class SparseAttention(LatentModule):
 
     def _install(self, model: Any) -> Installed:
         choosers: list[Any] = list(self.choosers)
-        return install(rollout.base_of(model), self.layers, choosers, self.shared)
+        return install(rollout.unwrap_base(model), self.layers, choosers, self.shared)
 
 
 def make_chooser(layer: AttentionLayer, settings: DsaSettings) -> Chooser:
@@ -113,7 +113,7 @@ def prepare(model: Any, _tokenizer: Any, settings: LatentSettings) -> SparseAtte
     return SparseAttention(model, settings)
 
 
-def settings_of(config: TrainerConfig) -> DsaSettings:
+def get_settings(config: TrainerConfig) -> DsaSettings:
     assert isinstance(config.stage, SftSettings), config.stage
     assert isinstance(config.stage.latent, DsaSettings), config.stage.latent
     return config.stage.latent
@@ -121,7 +121,7 @@ def settings_of(config: TrainerConfig) -> DsaSettings:
 
 def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
     """Stage sft whose batches say in which phase they are computed."""
-    warmup = settings_of(config).granularity.warmup_epochs
+    warmup = get_settings(config).granularity.warmup_epochs
 
     def at_epoch(example: Encoded, _row: int, epoch: int) -> Encoded:
         return {**example, WARMING: [int(epoch < warmup)]}
@@ -143,7 +143,7 @@ def stage(base: StageSpec, config: TrainerConfig) -> StageSpec:
 
 def score(model: Any, batch: Batch, head: Head) -> Scores:
     """`logprobs_N` of the labels, and of the selection its loss and shares per token, as means over the layers."""
-    attention: SparseAttention = own_of(model)
+    attention: SparseAttention = get_latent_module(model)
     warming_up = WARMING in batch and bool(batch[WARMING].any())
     with attention.shared.measured(AttentionPhase.WARMUP if warming_up else AttentionPhase.SPARSE) as measures:
         logprobs_N = label_logprobs(model, batch, head).logprobs_N
@@ -165,7 +165,7 @@ def join_losses(
     """Return the loss of stage sft and that of the selection per token, which counts once per unit; while the indexer
     warms
     up, the latter alone."""
-    choice = settings_of(config).granularity
+    choice = get_settings(config).granularity
     selection = policy["loss"] * units
     warming_up = bool(policy[WARMING])
     measured = {
