@@ -548,7 +548,7 @@ def bootstrap_digest(settings: Settings, url: str) -> str:
     """Changes when the pool, the deployments or the forms of the flows would: then they are written again."""
     root = checkout()
     runs = PACKAGE / "prefect_api"
-    files = [root / "prefect.yaml", runs / "server.py", runs / "alerts" / "blocks.py"]
+    files = [root / "prefect.yaml", runs / "server.py", runs / "alert_blocks.py"]
     for folder in (root / "deployments", root / "flows", PACKAGE / "spec"):
         files += sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".yaml"))
     parts = (root, url, settings.work_pool, version("prefect"), settings.prefect_home, settings.alerts)

@@ -86,7 +86,8 @@ AUTOMATIC = (
     ),
     AutomaticChoice(
         "attention", "engine.attention", (SPEC, BASE, DEVICE, PACKAGES),
-        ("train.model.precision:choose_attention", "train.rows.row_attention:choose_row_attention"),
+        ("backends.native.assembly:choose_attention_kernel", "train.model.precision:choose_attention",
+         "train.rows.row_attention:choose_row_attention"),
     ),
     AutomaticChoice("output layer", "engine.head", (SPEC, BASE), ("backends.native.assembly:choose_head",)),
     AutomaticChoice("float8", "engine.fp8", (DEVICE, PACKAGES), ("train.model.precision:choose_fp8",)),

@@ -36,7 +36,6 @@ from trainyard.compute.gpus import device_numbers, list_devices, training_thread
 from trainyard.compute.lease import claim_devices, device_lock, holder, slot_lock
 from trainyard.compute.monitor import ProcessorTime, read_processor_time
 from trainyard.compute.supervise import kernel_kills, ran_out_of_memory, read_tail
-from trainyard.data.rows import ROWS_FILE, count_rows
 from trainyard.errors import Conflict, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
@@ -261,6 +260,8 @@ def find_data_name(job: TrainingJob) -> str:
 
 def expect_seconds(job: TrainingJob, settings: Settings) -> float | None:
     """Return what a plan says now about a job from its start to its result, without the queue."""
+    from trainyard.data.rows import ROWS_FILE, count_rows  # imports pyarrow
+
     rows = next((count_rows(Path(folder) / ROWS_FILE) for folder in job.data.values()), None)
     config, path = job.config, Path(job.base) / "config.json"
     shape = ModelShape.from_config(orjson.loads(path.read_bytes())) if path.is_file() else None

@@ -21,19 +21,22 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
 from jinja2.exceptions import TemplateError
 
 from trainyard.data.renderers.contract import Tools, Turn
 from trainyard.data.renderers.limited import LimitedTemplate, TemplateLimit
-from trainyard.data.renderers.spans import ASKED, TemplateText
 from trainyard.data.renderers.turns import read_arguments
 from trainyard.data.renderers.visibility import shows_words
 from trainyard.data.template_child import Unsupported
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.stores.models import chat_template
+
+if TYPE_CHECKING:
+    from trainyard.data.renderers.spans import TemplateText  # imports transformers, which `check` does not need
 
 TEXTS = ("content", "reasoning_content", "name")
 MARK = re.compile(r"mark\d+x")
@@ -124,6 +127,8 @@ def find_hidden_field(renderer: TemplateText, turns: list[Turn], tools: Tools | 
 
     `prompt` is the template's text for the turns and tools.
     """
+    from trainyard.data.renderers.spans import ASKED  # imports transformers
+
     copy = MarkedCopy()
     offered = None if tools is None else [copy.copy_tool(tool, index) for index, tool in enumerate(tools)]
     marked = [copy.copy_turn(turn, index) for index, turn in enumerate(turns)]

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, scored, scores
-from trainyard.app import artifacts
+from trainyard.app.artifacts import artifacts
 from trainyard.app.artifacts.artifacts import Artifact, contents, list_artifacts, read_rows, show_artifact
 from trainyard.app.artifacts.evaluations import list_evaluations, show_evaluation
 from trainyard.app.context import Caller, Context

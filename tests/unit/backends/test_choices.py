@@ -44,7 +44,11 @@ SPELLING = re_names = ("choose_", "decide_", "settle_", "sound_", "fit_", "halve
 """How functions that decide something are named."""
 NOT_OF_A_TRAINING = {"train.rows.batching:require_rows"}
 NOT_AUTOMATIC = {
-    "train.progress:choose_by": "whether a metric is better low or high",
+    "train.history:choose_comparison": "whether a metric is better low or high",
+    "train.latent.dsa.gathered:choose_kernel": "the kernel of what the model is set to",
+    "train.methods.reloading:choose_tolerance": "how exactly a reloaded adapter has to agree",
+    "train.model.sampling:choose_reader": "the reader of a latent technique",
+    "train.parallel.ddp:choose_device": "where parameters are",
     "train.rl.drawing:settle_ppo": "what a rollout is worth",
     "train.rl.drawing:settle_grpo": "what a rollout is worth",
 }

@@ -190,7 +190,7 @@ def test_an_empty_prompt_is_refused(prompts: list[list[int]], session: Session) 
 
 @pytest.mark.parametrize("wrong", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}])
 def test_settings_without_a_meaning_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidInput, match=r"E-SAMPLING: .*temperature >= 0 and 0 < top_p <= 1"):
+    with pytest.raises(InvalidInput, match=r"E-SAMPLING: .*temperature >= 0, 0 < top_p <= 1 and top_k >= 1"):
         Sampling(**wrong)  # type: ignore[arg-type]
 
 
