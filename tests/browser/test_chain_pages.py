@@ -116,6 +116,7 @@ def build_and_run(page: Page, service: DashboardService) -> str:
     page.get_by_role("textbox", name="count").fill("48")
     node(page, "evaluator").click()
     page.get_by_role("textbox", name="least rows").fill("8")
+    page.get_by_role("textbox", name="quotes").fill("0")
     node(page, "trainer").click()
     page.get_by_role("textbox", name="max steps").fill(str(STEPS))
     page.locator("summary").get_by_text("Eval", exact=True).click()
