@@ -31,7 +31,7 @@ MODULES: dict[str, str] = {
     "plan": "chains", "run": "chains", "sweep": "sweeps", "compare": "jobs", "templates": "chains",
     "chains": "chains", "schema": "chains", "prove-resume": "stack", "serve": "serving", "mcp": "serving",
     "chat": "serving", "eject": "chains", "import": "chains", "export": "chains", "adapters": "adapters",
-    "backends": "backends", "scripts": "backends", "jobs": "jobs", "sessions": "sessions", "gpus": "backends",
+    "backends": "backends", "scripts": "backends", "jobs": "jobs", "sessions": "sessions", "gpus": "gpus",
     "models": "data", "data": "data", "artifacts": "artifacts", "evaluations": "artifacts", "graph": "graph",
     "nightly": "nights", "corpus": "nights", "renderers": "data", "starter": "stack", "tokens": "access",
     "audit": "access",

@@ -17,7 +17,7 @@ from trainyard.app.context import Caller, Context
 from trainyard.app.gpus import list_gpus
 from trainyard.app.live.jobs import open_index
 from trainyard.compute.monitor import GpuMonitor, read_nvidia
-from trainyard.operations.backends import gpus_text
+from trainyard.operations.gpus import gpus_text
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.testing.gpu_tools import SimulatedGpu, SimulatedNvml

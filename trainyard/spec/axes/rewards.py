@@ -15,6 +15,11 @@ class RewardSource(Strict):
 
     weight: float = Field(1.0, ge=-100, le=100, description="Below 0 for what is unwanted; 0 only reports it.")
 
+    @property
+    def reads_answer(self) -> bool:
+        """Whether it compares with the answer of the row: a row without one is left out then, and counted."""
+        return False
+
 
 class ExactMatchReward(RewardSource):
     """1 where the completion is the row's answer, spaces around both aside."""
@@ -25,6 +30,10 @@ class ExactMatchReward(RewardSource):
         None, min_length=1, max_length=64, description="Only what follows the last of this mark counts, such as ####."
     )
 
+    @property
+    def reads_answer(self) -> bool:
+        return True
+
 
 class ContainsReward(RewardSource):
     """1 where the completion contains a text: the row's answer, or the one that is named."""
@@ -32,6 +41,10 @@ class ContainsReward(RewardSource):
     type: Literal["contains"] = "contains"
     text: str | None = Field(None, min_length=1, max_length=4096, description="Default: the answer of the row.")
     ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
+
+    @property
+    def reads_answer(self) -> bool:
+        return self.text is None
 
 
 class RegexReward(RewardSource):
@@ -82,6 +95,10 @@ class PythonReward(RewardSource):
     type: Literal["python"] = "python"
     timeout_s: int = Field(5, ge=1, le=600, description="Seconds of a completion's process.")
     memory_mb: int = Field(512, ge=64, le=65_536, description="Its address space.")
+
+    @property
+    def reads_answer(self) -> bool:
+        return True
 
 
 class ModelReward(RewardSource):

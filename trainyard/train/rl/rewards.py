@@ -1,9 +1,9 @@
 """Rewards of completions: one function of the same signature for each type of reward, for every backend.
 
-To add one: its settings in `spec/axes/rewards.py`, a function and a row here, a line in docs/training.md. Rewards are
-data: no code of a user runs here. A pattern of `regex` takes time linear in the completion; the patterns, references
-and comparisons of a JSON Schema may take any time, so they have `SCHEMA_S` in a process of the sandbox. What a
-completion itself contains runs there, too.
+To add one: its settings in `spec/axes/rewards.py` (with `reads_answer`, if it compares with the row's), a function and
+a row here, a line in docs/training.md. Rewards are data: no code of a user runs here. A pattern of `regex` takes time
+linear in the completion; the patterns, references and comparisons of a JSON Schema may take any time, so they have
+`SCHEMA_S` in a process of the sandbox. What a completion itself contains runs there, too.
 
 A judge: a model behind an OpenAI-compatible server that gives each completion 0 to 10 points by a rubric.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,7 +16,7 @@ from trainyard.data.renderers.rendering import Renderer, build_turn
 from trainyard.data.rows import Message, PromptRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
-from trainyard.spec.axes.rewards import ContainsReward, ExactMatchReward, PythonReward
+from trainyard.spec.axes.rewards import RewardSource
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Encoded
 from trainyard.train.rows.tokens import TokenLedger, encode_answers, encode_rows
@@ -26,7 +26,10 @@ PLACEHOLDER = "1"
 
 
 def encode_prompts(
-    rows: Iterable[SftRow | PromptRow], tokenizer: PreTrainedTokenizerBase, max_length: int, rewards: Sequence[Any] = ()
+    rows: Iterable[SftRow | PromptRow],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    rewards: Sequence[RewardSource] = (),
 ) -> tuple[list[JsonObject], TokenLedger]:
     """Return rows as {input_ids: the prompt, answer: the text of the last turn of the assistant, question: the turn
     before, messages: all turns before it}. A row of prompts alone has its own answer, or none.
@@ -34,15 +37,8 @@ def encode_prompts(
     The prompt is the text before that turn. One of more than `max_length` tokens is left out and counted: cut, it
     would ask something else. So is a row without an answer that one of the rewards would compare with.
     """
-    encode = partial(encode_prompt, compared=any(map(compares_answers, rewards)))
+    encode = partial(encode_prompt, compared=any(reward.reads_answer for reward in rewards))
     return encode_rows(rows, tokenizer, max_length, encode)
-
-
-def compares_answers(reward: Any) -> bool:
-    """Return whether a reward reads the answer of the row."""
-    if isinstance(reward, ContainsReward):
-        return reward.text is None
-    return isinstance(reward, ExactMatchReward | PythonReward)
 
 
 def encode_prompt(
