@@ -202,19 +202,22 @@ def test_too_few_rows_need_to_be_allowed(deployer: dict[str, Any], codes: set[st
     assert refuse_or_wait(resolved, here, is_job=False, allows=bool) == ""
 
 
-def test_the_starter_is_asked_about_on_pairs_by_rule_alone(here: Settings, tiny_model: Path) -> None:
+def test_the_starter_is_asked_about_on_pairs_by_rule_and_on_many_tokens(here: Settings, tiny_model: Path) -> None:
     folder = here.working_folder / "docs"
     folder.mkdir()
     (folder / "a.md").write_text("# Kettle\n\nThe kettle is a vessel that boils two litres of water.\n")
     chain = rule_chain(3)
     other = [*chain["nodes"][:3], {"type": "trainer", "config": {"base_model": str(tiny_model)}}]
-    rows = [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer"}]
+    starter = {"type": "trainer", "config": {"base_model": "starter"}}
+    rows = [{"type": "data_source", "config": {"path": "rows.jsonl"}}, starter]
+    many = [{"type": "data_source", "config": {"path": "many.jsonl"}}, starter]
     (here.working_folder / "rows.jsonl").write_text(lines({"messages": CHAT}, count=40))
+    (here.working_folder / "many.jsonl").write_text(lines({"messages": CHAT}, count=4000))
     asked = [
         [reason.code for reason in check_chain(resolve_chain(parse_request(body).spec, here), here).shortages]
-        for body in (chain, {**chain, "nodes": other}, {"name": "rows", "nodes": rows})
+        for body in (chain, *({**chain, "nodes": nodes} for nodes in (other, rows, many)))
     ]
-    assert ["E-STARTER" in codes for codes in asked] == [True, False, False]
+    assert ["E-STARTER" in codes for codes in asked] == [True, False, False, True]
 
 
 def test_check_says_what_it_had_no_time_to_read(here: Settings) -> None:
