@@ -152,6 +152,11 @@ def suggest_remedy(report: JsonMapping) -> str:
         for line in lines
         if line["name"] in TOLERATED and line["margin"] > 0 and line["baseline"]
     ]
+    if any(label.startswith("quotes/") for label in failed):
+        return (
+            "Its answers do not have the sentences of its rows: train more epochs, or take a larger base. To deploy it "
+            "all the same: least_quoted: 0 at the evaluator (of a template: `-p publish.least_quoted=0`)."
+        )
     if len(shares) < len(failed) or report["gate"].get("primary") in failed:
         return (
             "Read the run's report. Hold out more rows, train longer, or allow a loss by the evaluator's tolerance "

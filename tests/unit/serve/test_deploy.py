@@ -264,7 +264,7 @@ def test_not_better_is_an_error_with_all_reasons_and_registers_nothing(yard: Yar
     assert yard.registry.list() == []
 
 
-def test_where_other_text_alone_is_worse_the_tolerance_is_named(yard: Yard) -> None:
+def test_a_no_names_the_tolerance_or_the_share_that_would_allow_it(yard: Yard) -> None:
     line = {"name": "forgetting", "set": "general", "margin": 0.56, "baseline": 5.6, "improvement": {"mean": -0.622}}
     forgot = {"better": False, "reasons": ["forgetting/general: improvement -0.622; worse"], "benchmarks": [line]}
     yard.report = make_report(yard.folder / "forgot", yard.adapter, **forgot)
@@ -276,6 +276,10 @@ def test_where_other_text_alone_is_worse_the_tolerance_is_named(yard: Yard) -> N
     line |= {"improvement": {"mean": -9.0}}
     yard.report = make_report(yard.folder / "all", yard.adapter, **forgot)
     with pytest.raises(NotDeployed, match=r"by heart\. Train fewer steps, or take a larger base"):
+        yard.deploy()
+    quotes = {"better": False, "reasons": ["quotes/unseen_wording: 0.1; at least 0.2 is required."]}
+    yard.report = make_report(yard.folder / "quotes", yard.adapter, **quotes)
+    with pytest.raises(NotDeployed, match=r"train more epochs.*publish\.least_quoted=0"):
         yard.deploy()
     line |= {"margin": 0.0}  # a benchmark that the chain lists: its own margin allows it
     yard.report = make_report(yard.folder / "listed", yard.adapter, **forgot)
