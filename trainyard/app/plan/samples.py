@@ -190,8 +190,8 @@ class Reading:
                 reasons[node_id] = STARTER_SUCCESS
             elif tokens > STARTER_TOKENS and node.config.hyperparameters.max_steps is None:
                 reasons[node_id] = (
-                    f"The base is the starter, five million parameters, and the rows have {tokens:,} tokens. It can learn "
-                    f"what about {STARTER_TOKENS:,} say; of more it learns the manner alone."
+                    f"The base is the starter, five million parameters, and the rows have {tokens:,} tokens. It can "
+                    f"learn what about {STARTER_TOKENS:,} say; of more it learns the manner alone."
                 )
         for node_id, because in list(reasons.items())[:1]:
             self.note(node_id, f"small base: {because}")
