@@ -349,7 +349,7 @@ def complete_config(
     if isinstance(config, TrainerConfig):
         before = [earlier[source.node_id] for port in (Port.ADAPTER, Port.MODEL) for source in inputs.get(port, ())]
         trainers = (config for config in before if isinstance(config, TrainerConfig))
-        return complete_trainer(config, next(trainers, None), base_model, by_rule)
+        return complete_trainer(config, next(trainers, None), base_model)
     if isinstance(config, EvaluatorConfig):
         before = [earlier[source.node_id] for port in (Port.ADAPTER, Port.MODEL) for source in inputs.get(port, ())]
         bases = {trainer.base_model for trainer in before if isinstance(trainer, TrainerConfig)}
@@ -376,19 +376,17 @@ def complete_evaluator(config: EvaluatorConfig, by_rule: bool, on_starter: bool)
     return config.model_copy(update=updates)
 
 
-def complete_trainer(
-    config: TrainerConfig, before: TrainerConfig | None, base_model: str, by_rule: bool
-) -> TrainerConfig:
+def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, base_model: str) -> TrainerConfig:
     """Return a trainer after another takes over its base model, and its adapter's shape where it names none of its
     own.
     """
     if before is None:
-        return resolve_trainer(config, base_model, by_rule=by_rule)
+        return resolve_trainer(config, base_model)
     method = config.method
     adapters = method.facts.adapter and before.method.facts.adapter
     if config.adapter == "continue" and adapters and method == method.type.settings():
         config = config.model_copy(update={"method": with_type(before.method, method.type)})
-    return resolve_trainer(config, before.base_model or base_model, by_rule=by_rule)
+    return resolve_trainer(config, before.base_model or base_model)
 
 
 def name_roles(ordered: Sequence[PortNode], configs: dict[str, Strict]) -> None:

@@ -34,23 +34,21 @@ SHORT_NUMBER = 1e-3
 """Rates below it are written with an exponent."""
 
 
-def summarize_node(config: Strict, default_base_model: str = "", *, by_rule: bool = False) -> str:
-    """Return what a node of this config does, in one line; empty for a type without a summary. `by_rule`: its rows
-    are pairs that are taken from a text by rule.
-    """
+def summarize_node(config: Strict, default_base_model: str = "") -> str:
+    """Return what a node of this config does, in one line; empty for a type without a summary."""
     if isinstance(config, TrainerConfig):
-        config = resolve_trainer(config, default_base_model, by_rule=by_rule)
+        config = resolve_trainer(config, default_base_model)
     for model, summarize in SUMMARIES.items():
         if isinstance(config, model):
             return SEPARATOR.join(part for part in summarize(config, default_base_model) if part)
     return ""
 
 
-def list_defaults(config: Strict, default_base_model: str = "", *, by_rule: bool = False) -> dict[str, object]:
+def list_defaults(config: Strict, default_base_model: str = "") -> dict[str, object]:
     """Return the value that a run takes for each setting of a trainer that is left out: path of the field -> value."""
     if not isinstance(config, TrainerConfig):
         return {}
-    return dict(compare_fields("", config, resolve_trainer(config, default_base_model, by_rule=by_rule)))
+    return dict(compare_fields("", config, resolve_trainer(config, default_base_model)))
 
 
 def compare_fields(path: str, written: BaseModel, resolved: BaseModel) -> list[tuple[str, object]]:

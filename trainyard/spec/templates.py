@@ -59,8 +59,7 @@ class TrainingForm(Form):
         gt=0,
         le=1000,
         title="Epochs",
-        description="Passes over the rows; empty: 3, and 10 for the starter on pairs that are taken from the text by "
-        "rule.",
+        description="Passes over the rows; empty: 10 for the starter, else 3.",
     )
     max_steps: MainInt | None = Field(
         None, ge=1, le=10_000_000, title="Steps", description="Optimizer steps; wins over epochs."

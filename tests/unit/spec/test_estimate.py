@@ -412,7 +412,8 @@ def test_an_evaluation_takes_rows_from_the_training_and_time(
     )
     facts: dict[str, Any] = {"rows": {"data-source": {Port.SFT: 1000}}, "shapes": {"starter": TINY}}
     facts["timings"] = {"trainer": Timings((measured,))}
-    trainer_estimate = planned(source("rows.jsonl"), node("trainer", eval=eval_settings), **facts)["trainer"]
+    trainer = node("trainer", eval=eval_settings, hyperparameters={"epochs": 3})
+    trainer_estimate = planned(source("rows.jsonl"), trainer, **facts)["trainer"]
     same = {"hyperparameters": {"max_steps": trainer_estimate.steps}}
     without = planned(source("rows.jsonl"), node("trainer", **same), **facts)["trainer"]
     assert (trainer_estimate.rows, without.rows) == (rows, 1000)

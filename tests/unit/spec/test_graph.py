@@ -260,7 +260,7 @@ def test_a_learning_rate_is_filled_by_stage_method_and_base(
 ) -> None:
     config = config_of(resolved(source(), node("trainer", stage=stage, method=method, base_model=base)), "trainer")
     assert config.hyperparameters.learning_rate == rate
-    assert config.hyperparameters.epochs == 3
+    assert config.hyperparameters.epochs == (10 if base == "starter" and stage == "sft" else 3)
     assert config.hyperparameters.max_steps is None
 
 
@@ -434,7 +434,7 @@ def by_rule(generator: dict[str, object], base: str, **evaluator: object) -> tup
 def test_pairs_that_are_taken_by_rule_set_epochs_questions_and_tolerance() -> None:
     assert by_rule({}, "starter") == (10.0, 20, 0.2, 0.5)
     assert by_rule({"engine": "extractive"}, "models/other") == (3.0, 20, 0.2, None)
-    assert by_rule({"model": "writer"}, "starter") == (3.0, 0, None, None)
+    assert by_rule({"model": "writer"}, "starter") == (10.0, 0, None, None)
     assert by_rule({}, "starter", quotes=0, tolerance=0.1) == (10.0, 0, None, 0.1)
     assert by_rule({}, "starter", quotes=7, least_quoted=0.5) == (10.0, 7, 0.5, 0.5)
     assert by_rule({}, "starter", benchmarks=[{"name": "f1"}]) == (10.0, 0, None, None)

@@ -18,9 +18,9 @@ LINES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("ai_generator", {"count": 60}, "by rule · 60 rows"),
     ("ai_generator", {"model": "qwen", "count": 1}, "qwen · 1 row"),
     ("validator", {}, "up to 512 tokens · 10% held out"),
-    ("trainer", {}, "sft · lora r32 · 3 epochs · lr 0.003"),
+    ("trainer", {}, "sft · lora r32 · 10 epochs · lr 0.003"),
     ("trainer", {"method": "full", "hyperparameters": {"max_steps": 40}}, "sft · full · 40 steps · lr 3e-4"),
-    ("trainer", {"control": "shuffled_answers"}, "sft control · lora r32 · 3 epochs · lr 0.003"),
+    ("trainer", {"control": "shuffled_answers"}, "sft control · lora r32 · 10 epochs · lr 0.003"),
     ("evaluator", {}, "against the base"),
     ("deployer", {"role": "bike-desk", "targets": [{}, {"type": "embedded"}]}, "role bike-desk → embedded"),
 )

@@ -84,7 +84,7 @@ def test_the_median_of_the_newest_counts() -> None:
 def test_the_same_data_says_steps_and_tokens() -> None:
     timing = measured(data="abc", steps_per_epoch=25.0)
     time_estimate = estimate_time(SHAPE, config(), Workload(None, None, None, frozenset({"abc"})), Timings([timing]))
-    assert (time_estimate.steps, time_estimate.tokens) == (75, 10_000)
+    assert (time_estimate.steps, time_estimate.tokens) == (250, 10_000)
     assert count_tokens(None, 3.0) is None
 
 

@@ -32,7 +32,6 @@ from trainyard.spec.drafts import (
     read_nodes,
     wire_draft,
 )
-from trainyard.spec.graph import find_extracted
 from trainyard.spec.load.files import load_value
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.nodes import NODE_CONFIGS, NodeType
@@ -186,19 +185,17 @@ def dump_node(node: DraftNode) -> dict[str, object]:
 
 def expand_nodes(nodes: list[DraftNode], default_base_model: str) -> tuple[ExpandedNode, ...]:
     draft = wire_draft(nodes)
-    extracted = find_extracted(draft.wiring, {name: placed.config for name, placed in draft.nodes.items()})
     rows = []
     for node in nodes:
         placed = draft.nodes.get(node.id)
-        by_rule = node.id in extracted
         rows.append(
             ExpandedNode(
                 id=node.id, type=node.type, valid=node.valid,
                 takes=ports_taken(placed.config, placed.type) if placed else (),
                 makes=ports_made(draft, node.id) if placed else (),
                 inputs=draft.wiring.inputs[node.id] if placed else {},
-                summary=summarize_node(placed.config, default_base_model, by_rule=by_rule) if placed else "",
-                defaults=list_defaults(placed.config, default_base_model, by_rule=by_rule) if placed else {},
+                summary=summarize_node(placed.config, default_base_model) if placed else "",
+                defaults=list_defaults(placed.config, default_base_model) if placed else {},
             )
         )  # fmt: skip
     return tuple(rows)

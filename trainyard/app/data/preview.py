@@ -250,7 +250,7 @@ def preview_generation(request: PreviewInput, name: str, context: Context, setti
     lengths = Lengths(None, request.max_length)
     lengths.add_pairs(count_pairs(survey, resolve_model(name, settings).path))
     stage = Stage.SFT
-    estimated = estimate_training(stage, name, generation.trained_rows, lengths, settings, by_rule=True)
+    estimated = estimate_training(stage, name, generation.trained_rows, lengths, settings)
     return DataPreview(
         raw=raw, model=name, template=request.template, rendered=(), looked_at=facts["read"],
         complete=facts["kept"] < request.limit,
@@ -533,7 +533,7 @@ def estimate_rows(text: str, settings: Settings) -> int | None:
 
 
 def estimate_training(
-    stage: Stage | None, name: str, rows: int | None, lengths: Lengths, settings: Settings, *, by_rule: bool = False
+    stage: Stage | None, name: str, rows: int | None, lengths: Lengths, settings: Settings
 ) -> TimeEstimate:
     """Return tokens and seconds of one training by default settings, as a plan estimates them."""
     sequences = stage.facts.sequences_with_graph if stage else 1
@@ -544,7 +544,7 @@ def estimate_training(
         return TimeEstimate(None, None, count_tokens(rows, mean), "time: not known without a stage and rows")
     hyperparameters = {"max_length": lengths.max_length}
     trainer = TrainerConfig.model_validate({"stage": stage.value, "hyperparameters": hyperparameters})
-    config, device = resolve_trainer(trainer, name, by_rule=by_rule), list_devices()[0]
+    config, device = resolve_trainer(trainer, name), list_devices()[0]
     steps = None if rows is None else count_steps(config.hyperparameters, rows)
     timings = read_timings(timing_key(config, find_base_folder(name, settings), device, settings), settings)
     return estimate_time(find_base_shape(name, settings), config, Workload(rows, steps, mean), timings)
