@@ -26,8 +26,9 @@ PARTS = {"bars", "echo_service", "harness", "trainers"}
 def run_short(folder: Path, *arguments: str) -> str:
     """Run `python -m …` with a home of its own and return its output; fails with it."""
     folder.mkdir(exist_ok=True)
+    own = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_API_KEY")}
     environment = {
-        **os.environ, "TRAINYARD_HOME": str(folder / "home"), "PREFECT_HOME": str(folder / "prefect"),
+        **own, "TRAINYARD_HOME": str(folder / "home"), "PREFECT_HOME": str(folder / "prefect"),
         "TMPDIR": str(folder), "TRAINYARD_BENCHMARKS_SHORT": "1", "PYTHONPATH": str(REPOSITORY),
     }  # fmt: skip
     done = subprocess.run(
