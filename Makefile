@@ -55,7 +55,7 @@ web-types: setup
 test: setup ## The daily tests but those of `make check` (about five minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(foreach folder,architecture browser flows gpu integration,--ignore=tests/$(folder)) -m 'not integration and not $(APART)'
 
-test-integration: setup ## What starts servers, flows or many processes, and a short form of every benchmark (about ten minutes)
+test-integration: setup ## What starts servers, flows or many processes, and a short form of every benchmark (about twelve minutes)
 	@$(BIN)/python -m pip install --quiet --requirement benchmarks/requirements.txt --constraint constraints.txt 2> >(grep -v '^WARNING: Location' >&2)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m 'integration and not $(APART)' tests/flows $$(grep -rl --include='test_*.py' 'mark\.integration' tests/attacks tests/parity tests/unit) tests/integration
 
@@ -65,7 +65,7 @@ test-fast: setup ## The unit tests without torch, servers and child processes (a
 test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three to five minutes)
 	$(PYTEST) -q -m chains
 
-test-browser: setup ## The dashboard in Chromium, over a running stack (about five minutes)
+test-browser: setup ## The dashboard in Chromium, over a running stack (about six minutes)
 	$(PYTEST) -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'browser and not slow and not network' tests/browser
 
 test-all: setup ## Every test that can run here, with coverage and mutation bars
