@@ -31,8 +31,9 @@ from trainyard.stores.live.job_ids import GROUP_TAG, SWEEP_TAG, find_group, is_n
 
 VERSION = 2
 """Of the tables: a file of another version is made again."""
-WAIT_S = 5.0
-"""For another process that writes, some milliseconds as a rule."""
+WAIT_S = 30.0
+"""For another process that writes, some milliseconds as a rule; several that write without a pause can keep one out for
+seconds, because SQLite has no queue."""
 ALIVE_S = 30.0
 """A synchroniser that has not tried for so long is gone."""
 FRESH_S = 3.0

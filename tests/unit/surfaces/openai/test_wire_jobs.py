@@ -37,7 +37,7 @@ def test_auto_becomes_the_numbers_that_are_used() -> None:
     planned = plan(method={"type": "supervised", "supervised": {"hyperparameters": {"batch_size": "auto"}}})
     assert "batch_size" not in planned.parameters["hyperparameters"]
     hyper = planned.request["method"]["supervised"]["hyperparameters"]
-    assert hyper == {"n_epochs": 3, "batch_size": 4, "learning_rate_multiplier": 1.0}
+    assert hyper == {"n_epochs": 10, "batch_size": 4, "learning_rate_multiplier": 1.0}
     assert planned.request["seed"] == 42
 
 
