@@ -106,7 +106,7 @@ class Listener:
 
     def __call__(self, event: Event) -> None:
         if event["event"] == "begin":
-            self.begin_event, self.watch = event, watch_from(self.job, self.work)
+            self.begin_event, self.watch = event, watch_from(self.job, self.work, event.get("restarted_from"))
         if event["event"] == "stopped":
             self.stopped = event
         self.on_event(event)
@@ -125,14 +125,20 @@ def takes_best(job: TrainingJob) -> bool:
     return job.config.eval is not None and job.config.eval.load_best
 
 
-def watch_from(job: TrainingJob, work: Path) -> DivergenceWatch | None:
-    """Return a watch that has read the steps before a restart; None for losses that are not comparable."""
+def watch_from(job: TrainingJob, work: Path, restarted_from: object) -> DivergenceWatch | None:
+    """Return a watch that has read the steps up to the checkpoint of a restart; None if losses are not comparable.
+
+    A fast child has written steps of its own before its begin is read: their events follow, and are judged then.
+    """
     if not has_comparable_losses(job):
         return None
     watch = DivergenceWatch(takes_best(job))
-    norms = read_norms(work)
-    for point in read_curve(read_events(work / EVENTS_FILE)):
-        watch.on_step(point.step, point.loss, point.eval_loss, norms.get(point.step))
+    last = restarted_from.get("step") if isinstance(restarted_from, dict) else None
+    if isinstance(last, int):
+        norms = read_norms(work)
+        for point in read_curve(read_events(work / EVENTS_FILE)):
+            if point.step <= last:
+                watch.on_step(point.step, point.loss, point.eval_loss, norms.get(point.step))
     return watch
 
 
