@@ -119,7 +119,7 @@ LOGIN = "/api/v1/login"
 SESSIONS = "/api/v1/sessions/"
 UPLOADS = "/api/v1/data/uploads/"
 TINKER, LINKS = "/tinker/", "/tinker/files/"
-"""The Tinker SDK's wire, and its links to files, whose codes nobody can guess."""
+"""The Tinker SDK's wire, and its links to files, whose codes are random."""
 PAGES = "/dashboard"
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health"), ("POST", LOGIN)})
 """What needs no caller: whether the service lives, and how to become one."""

@@ -92,7 +92,7 @@ def unknown_url(method: str, path: str) -> WireError:
 
 
 class WireErrors:
-    """An ASGI app around the whole service: what is refused on the way to the wire is refused in the wire's shape.
+    """An ASGI app around the whole service: refusals on the way to the wire have the wire's shape.
 
     Every answer of the wire gets an `x-request-id`.
     """

@@ -1,4 +1,4 @@
-"""`/files`: what is uploaded becomes an upload of the tenant, which chains read, with a record of its purpose."""
+"""`/files`: a file becomes an upload of the tenant, which chains read, with a record of its purpose."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FilesQuery(WireBody):
 
 
 def create_file(call: WireCall) -> JsonObject:
-    """Keep a file. Raises `WireError` 400 for a purpose without a use, and for what is not JSONL."""
+    """Keep a file. Raises `WireError` 400 for a purpose without a use, and for a file that is not JSONL."""
     form = call.parse_body(FileForm)
     require_purpose(form.purpose)
     if call.file is None:

@@ -39,7 +39,7 @@ ORGANIZATION = "trainyard"
 def create_job(call: WireCall) -> JsonObject:
     """Start a job. A training file with a fault makes a job that has failed, as OpenAI's does.
 
-    Raises `WireError` 400 for what is refused, 404 for a file that is not there.
+    Raises `WireError` 400 for a refused file, 404 for a file that is not there.
     """
     call.require_scope("jobs create")
     body = call.parse_body(CreateJobBody)

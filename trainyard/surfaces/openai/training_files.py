@@ -20,7 +20,7 @@ HINT = 4
 """Characters of a line that an error shows."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Check = Callable[[JsonObject], str]
-"""Returns what is wrong with an example; empty if nothing is."""
+"""Returns the fault of an example; empty if there is none."""
 
 
 def read_lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -93,7 +93,7 @@ def check_supervised(example: JsonObject) -> str:
 
 
 def check_messages(messages: object, noun: str) -> str:
-    """Return what is wrong with a list of messages; empty if nothing is."""
+    """Return the fault of a list of messages; empty if there is none."""
     if not isinstance(messages, list) or not messages:
         return f"must have a non-empty list of {noun}s"
     for number, message in enumerate(messages, 1):

@@ -134,7 +134,7 @@ def read_proto_step(body: bytes) -> StepRequest:
 
 
 def row_of_proto(datum: Any) -> WireRow:
-    """Return one datum. Raises `InvalidInput` (`E-REQUEST-REFUSED`) for one that has what is not read."""
+    """Return one datum. Raises `InvalidInput` (`E-REQUEST-REFUSED`) for one with fields that are not read."""
     if datum.model_input_spans or datum.loss_fn_input_spans:
         raise refused("The rows have provenance spans.", "Leave them out: only stable_reinforce reads them.")
     inputs = {entry.key: dense_of_proto(entry.key, entry.value) for entry in datum.loss_fn_inputs}
@@ -142,7 +142,7 @@ def row_of_proto(datum: Any) -> WireRow:
 
 
 def complete(step: StepRequest, body: bytes, read_rows: Callable[[], list[WireRow]]) -> StepRequest:
-    """Add the rows of a step and the digest of its body; what is wrong with the rows becomes its error."""
+    """Add the rows of a step and the digest of its body; a fault of the rows becomes its error."""
     step.digest = hashlib.sha256(body).hexdigest()
     try:
         step.rows = read_rows()

@@ -1,6 +1,6 @@
 """Weights that leave: a checkpoint as a PEFT adapter, file by file or as one archive, behind links that expire.
 
-A link has a code that nobody can guess and needs no token, as the SDK fetches it without one.
+A link has a random code of 256 bits and needs no token, as the SDK fetches it without one.
 """
 
 from __future__ import annotations

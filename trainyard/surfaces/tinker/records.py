@@ -1,4 +1,4 @@
-"""What the wire remembers of its clients, below `TRAINYARD_HOME/tinker/<tenant>/`: one file for each session.
+"""Records of the wire's clients, below `TRAINYARD_HOME/tinker/<tenant>/`: one file for each session.
 
 A file has a client's session with its models, their checkpoints and its samplers, and the step session that computes
 for them. It is replaced whole at every change; the file of another tenant is never opened.
@@ -26,7 +26,7 @@ CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SCHEME = "tinker://"
 TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
 KINDS = {TRAINING: "training", SAMPLER: "sampler", EXTERNAL: "external"}
-"""Part of a path -> what the SDK calls its kind."""
+"""Part of a path -> the SDK's name of its kind."""
 
 
 class CheckpointRecord(BaseModel):

@@ -69,7 +69,7 @@ def batched(group: tuple[list[np.ndarray], tuple[int, ...]]) -> Any:
 def sample_answer(
     request: Sample, completions: Sequence[Mapping[str, Any]], scores: Mapping[str, Any] | None
 ) -> Answer:
-    """Return what was sampled, and what the request wants to know about its prompt."""
+    """Return the samples, and the log probabilities of the prompt that the request asks for."""
     sequences = [
         make_message(
             "SampledSequence",

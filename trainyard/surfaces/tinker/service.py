@@ -45,7 +45,7 @@ UNSUPPORTED = {
 
 
 class TinkerService:
-    """What the routes of the wire work with."""
+    """Services and settings that the routes of the wire use."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -230,7 +230,7 @@ class TinkerService:
         return {"type": "create_sampling_session", "sampling_session_id": sampler.id}
 
     def sampler_for(self, tenant: str, name: str, body: requests.CreateSampler | requests.Sample) -> SamplerRecord:
-        """Return a sampler for a path or a base. Raises `NotFound` and `InvalidInput` for what is neither."""
+        """Return a sampler for a path or a base. Raises `NotFound` and `InvalidInput` for anything else."""
         if body.model_path is not None:
             model, checkpoint = self.store.checkpoint(tenant, body.model_path)
             return SamplerRecord(

@@ -162,7 +162,7 @@ class ModelTrainer:
     def export(self, tenant: str, path: str) -> Path:
         """Return the folder of a checkpoint as a PEFT adapter, written when it is requested first.
 
-        Raises `NotFound` (`E-NOT-FOUND`), and what the step session raises.
+        Raises `NotFound` (`E-NOT-FOUND`), and the errors of the step session.
         """
         model, checkpoint = self.store.checkpoint(tenant, path)
         folder = folder_of_session(self.engines.settings, model.engine) / SAVED_FOLDER
