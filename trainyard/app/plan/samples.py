@@ -40,6 +40,9 @@ from trainyard.stores.artifacts import NodeOutput, ProducedSet, Reference
 
 FIRST_ROWS, MOST_ROWS = 500, 20_000
 """Rows, or documents, that are read at first, and at most."""
+GENERATION_FACTOR = 4
+"""The rules that take questions from documents may take this many times `plan_read_s`: all documents of an ordinary
+folder are read, so that a check says what a run will find."""
 LEAST_SHARE = 3
 """A generator that finds less than one row of so many is short of rows."""
 ANYWAY = (
@@ -319,16 +322,27 @@ class Reading:
 
         documents = self.first(node, Port.DOCUMENTS)
         folder = self.folder_for(node)
-        result = generate(config, documents.folder, folder, complete=None, report=ignore)
+        began = time.monotonic()
+        limit_s = GENERATION_FACTOR * self.settings.plan_read_s
+        result = generate(config, documents.folder, folder, complete=None, report=ignore, deadline=began + limit_s)
+        self.deadline += time.monotonic() - began  # the rules have a limit of their own
         rows = sum(produced.rows or 0 for produced in result.outputs.values())
         requested = int(result.facts.get("asked") or config.count)
-        scale = 1.0 if documents.whole else max(1.0 + 1e-9, min(documents.scale, requested / max(1, rows)))
+        read = int(result.facts["documents"])
+        whole = documents.whole and read >= documents.rows
+        growth = documents.scale * documents.rows / max(1, read)
+        scale = 1.0 if whole else max(1.0 + 1e-9, min(growth, requested / max(1, rows)))
         self.keep(node, folder, result.outputs, scale)
         pairs = int(result.facts.get("pairs") or 0)
         sampled_node = self.sample.nodes[node.id]
         self.sample.nodes[node.id] = sampled_node.model_copy(update={"requested": requested})
         self.note(node.id, f"rows: {rows:,} of {requested:,} by rule, {pairs:,} questions")
-        if documents.whole and rows * LEAST_SHARE < requested:
+        if read < documents.rows:
+            part = f"{read:,} of {documents.rows:,} documents"
+            self.note_unread(
+                node.id, f"{part} read by the rules within {limit_s:g} s ({GENERATION_FACTOR} × setting plan_read_s)"
+            )
+        if whole and rows * LEAST_SHARE < requested:
             because = (
                 f"The rules find {rows:,} rows of {requested:,} (config.count {config.count:,}) in these documents."
             )
