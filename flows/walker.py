@@ -47,8 +47,7 @@ from trainyard.compute.child import RUN_VARIABLE
 from trainyard.compute.events import EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
-from trainyard.prefect_api.control import INTERRUPTED
-from trainyard.prefect_api.states import BUDGET_EXCEEDED, PREEMPTED, SKIPPED, build_completed, node_state
+from trainyard.prefect_api.states import BUDGET_EXCEEDED, INTERRUPTED, PREEMPTED, SKIPPED, build_completed, node_state
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec

@@ -18,7 +18,7 @@ PROCESSES = {
     "trainyard/backends/llamacpp/program.py", "trainyard/backends/native/backend.py",
     "trainyard/backends/sessions/running.py", "trainyard/compute/services.py",
     "trainyard/data/limited/service.py", "trainyard/data/prompts.py", "trainyard/data/quality/row_schemas.py",
-    "trainyard/data/renderers/limited.py", "trainyard/evals/runner.py", "trainyard/evals/selection/choosing.py",
+    "trainyard/data/renderers/limited.py", "trainyard/evals/runner.py", "trainyard/evals/selection.py",
     "trainyard/prefect_api/reviving.py",
     "trainyard/serve/children.py", "trainyard/serve/conversion/files.py",
     "trainyard/serve/conversion/merged.py", "trainyard/serve/embedded.py",

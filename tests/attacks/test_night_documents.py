@@ -26,7 +26,7 @@ from trainyard.night.streams import RememberedParse
 from trainyard.night.wiring import make_night_deps
 from trainyard.settings import Settings
 from trainyard.spec.night import read_night
-from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.local import MemoryGraph
 from trainyard.testing.nights.injected_bugs import run_campaign
 
 pytestmark = pytest.mark.integration

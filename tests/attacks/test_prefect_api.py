@@ -40,8 +40,8 @@ from trainyard.app.access.limits import WrongCredentials
 from trainyard.app.services import start_server, stop
 from trainyard.app.stack import doctor
 from trainyard.compute.services import Service
-from trainyard.prefect_api.control import asker
 from trainyard.prefect_api.guard import CREDENTIALS_S, CountedCredentials, format_refusal
+from trainyard.prefect_api.states import asker
 from trainyard.serve.listening import HEAD_S, MAX_HEAD_BYTES
 from trainyard.settings import Settings, settings
 from trainyard.stores.auth_string import auth_file, auth_header, read_auth

@@ -27,8 +27,7 @@ from trainyard.stores.files import DISK
 from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation
 from trainyard.stores.graph.local import LadybugGraph
 from trainyard.stores.graph.remote import graph_file
-from trainyard.sweeps.folder import SweepRecord, sweep_folder, write_record
-from trainyard.sweeps.study import SweepStudy
+from trainyard.sweeps.study import SweepRecord, SweepStudy, sweep_folder, write_record
 
 RUN = "33333333-0000-4000-8000-000000000000"
 EVIL = "<img src=x onerror=alert(1)>"

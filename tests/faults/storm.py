@@ -37,7 +37,7 @@ import psutil
 from tests.flows.real_stack import Stack, until
 from trainyard.data.corpora import Corpora
 from trainyard.errors import TrainyardError
-from trainyard.home import CHECKOUT
+from trainyard.locations import CHECKOUT
 from trainyard.night.training import tenant_root
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import RealFiles

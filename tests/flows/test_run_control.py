@@ -34,7 +34,7 @@ from trainyard.app.training_logs import FRUITLESS, has_no_progress
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound
-from trainyard.prefect_api import control, listing, operating, server, slots, states, watching
+from trainyard.prefect_api import listing, operating, server, slots, states, watching
 from trainyard.prefect_api.server import NO_HEARTBEAT
 from trainyard.prefect_api.watchdog import Watchdog
 from trainyard.settings import Settings, settings
@@ -270,25 +270,25 @@ def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:
 def test_a_training_is_told_by_the_state_of_its_run(
     deployed: Settings, state: State[Any], expected: DesiredState
 ) -> None:
-    assert control.make_state_reader(started(deployed, state))() is expected
+    assert states.make_state_reader(started(deployed, state))() is expected
 
 
 def test_a_process_that_has_to_go_asks_once_whether_it_is_a_cancellation(deployed: Settings) -> None:
     preempted, cancelled = started(deployed, Running()), started(deployed, Cancelling())
-    readers = [control.make_state_reader(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
+    readers = [states.make_state_reader(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
     assert [reader() for reader in readers] == [DesiredState.RUN, DesiredState.RUN]
-    control.INTERRUPTED.set()
+    states.INTERRUPTED.set()
     try:
         assert [reader() for reader in readers] == [DesiredState.PREEMPT, DesiredState.CANCEL]
     finally:
-        control.INTERRUPTED.clear()
+        states.INTERRUPTED.clear()
 
 
 def test_waiting_for_the_device_ends_with_a_pause(deployed: Settings) -> None:
     run_id = started(deployed, Suspended())
     waited = pytest.raises(TrainingStopped, match="while it waited for the device")
     with slots.device_slots(settings(), among=(0,)), waited as error:
-        slots.device_slots(settings(), among=(0,), read_state=control.make_state_reader(run_id)).__enter__()
+        slots.device_slots(settings(), among=(0,), read_state=states.make_state_reader(run_id)).__enter__()
     assert error.value.reason == "pause"
 
 
@@ -355,7 +355,7 @@ def test_sigterm_schedules_the_run_again(tmp_path: Path) -> None:
         walk_shape(chain)
     thread.join()
     assert signal.getsignal(signal.SIGTERM) is before
-    assert not control.INTERRUPTED.is_set()
+    assert not states.INTERRUPTED.is_set()
     state = state_of(runs_seen[0])
     assert (state.type, state.name) == (StateType.SCHEDULED, "Preempted")
     assert states.run_state(state) == (JobState.PENDING, "preempted")

@@ -17,9 +17,8 @@ from trainyard.app.run_records import read_events, read_result
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.sweeps.asha import Trial, TrialState
-from trainyard.sweeps.folder import dump_spec, read_record, sweep_folder
 from trainyard.sweeps.spec import SweepSpec, parse_range
-from trainyard.sweeps.study import STUDY_FILE, SweepStudy
+from trainyard.sweeps.study import STUDY_FILE, SweepStudy, dump_spec, read_record, sweep_folder
 
 pytestmark = [pytest.mark.usefixtures("prefect"), pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1200)]
 

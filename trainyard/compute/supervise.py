@@ -28,8 +28,7 @@ import psutil
 from trainyard import tracing
 from trainyard.callbacks import ignore
 from trainyard.compute import child
-from trainyard.compute.events import Event, EventTail
-from trainyard.compute.tail import read_end
+from trainyard.compute.events import Event, EventTail, read_end
 from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
 from trainyard.json_types import JsonObject

@@ -285,7 +285,7 @@ ROWS: dict[str, Operation] = {
         request=AskInput, run="app.chat:ask", text=answer_text, scope=RUN,
         example="trainyard adapters ask handbook 'How long does the battery last?'",
         route="POST /api/v1/adapters/ask", tenants=True, heavy=True, only_answers=True,
-        stream="surfaces.live.answers:follow_answers",
+        stream="surfaces.streams:follow_answers",
     ),
     "adapters push": Operation(
         "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",

@@ -165,7 +165,7 @@ ROWS: dict[str, Operation] = {
     ),
     "backends test": Operation(
         "Train two steps on a trainer, as a job: whether it works here, from its data to its adapter.",
-        request=BackendTestInput, run="app.stack.smoke:try_backend", text=run_text, scope=RUN,
+        request=BackendTestInput, run="app.backends:try_backend", text=run_text, scope=RUN,
         example="trainyard backends test native --watch",
         route="POST /api/v1/backends/test", status=202, tenants=True,
     ),

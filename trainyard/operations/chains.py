@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from trainyard.app.chains.describe import ShownSchema, TemplateRows
     from trainyard.app.chains.drafts import ExpandedChain, LinkAnswers, Palette
     from trainyard.app.chains.eject import EjectOutput
-    from trainyard.app.chains.exports import ExportOutput
-    from trainyard.app.chains.imports import ImportOutput
+    from trainyard.app.chains.other_tools import ExportOutput, ImportOutput
     from trainyard.app.chains.stored import ChainDetail, ChainList, DeletedChain, RevisionDiff, RunsOfChain
     from trainyard.app.plan.check import CheckOutput
     from trainyard.app.plan.plan import ChainPlan
@@ -564,12 +563,12 @@ ROWS: dict[str, Operation] = {
     ),
     "import": Operation(
         "Write a config of Axolotl, LLaMA-Factory, TRL, Unsloth, Oumi or torchtune as a chain; no key is ignored.",
-        request=ImportInput, run="app.chains.imports:import_configs", text=import_text, scope=RUN,
+        request=ImportInput, run="app.chains.other_tools:import_configs", text=import_text, scope=RUN,
         local="It reads and writes files anywhere on this machine.",
     ),
     "export": Operation(
         "Write a trainer of a chain as a config of Axolotl or LLaMA-Factory.",
-        request=ExportConfigInput, run="app.chains.exports:export_chain", text=export_text, scope=RUN,
+        request=ExportConfigInput, run="app.chains.other_tools:export_chain", text=export_text, scope=RUN,
         local="It reads and writes files anywhere on this machine.",
     ),
 }  # fmt: skip

@@ -121,7 +121,7 @@ ROWS: dict[str, Operation] = {
     ),
     "mcp": Operation(
         "Answer an agent over the Model Context Protocol, on standard input and output: every command as a tool.",
-        request=McpInput, run="surfaces.mcp.stdio:serve_mcp", text=json_text, scope=ADMIN,
+        request=McpInput, run="surfaces.serve:serve_mcp", text=json_text, scope=ADMIN,
         example="trainyard mcp --scope run",
         local="It speaks on the standard input and output of a process.", endless=True,
     ),

@@ -18,8 +18,8 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import format_table
 
 if TYPE_CHECKING:
+    from trainyard.app.stack.api_service import DashboardLink
     from trainyard.app.stack.backup import BackedUp, Restored
-    from trainyard.app.stack.dashboard import DashboardLink
     from trainyard.app.stack.demo import DemoResult
     from trainyard.app.stack.doctor import Diagnosis
     from trainyard.app.stack.gc import Collected
@@ -218,7 +218,7 @@ ROWS: dict[str, Operation] = {
     ),
     "dashboard": Operation(
         "A link that opens the dashboard and logs a browser in: once, within an hour.",
-        request=Nothing, run="app.stack.dashboard:show_dashboard", text=dashboard_text, scope=ADMIN,
+        request=Nothing, run="app.stack.api_service:show_dashboard", text=dashboard_text, scope=ADMIN,
         local="It prints a secret.",
     ),
     "env": Operation(

@@ -23,9 +23,8 @@ from trainyard.app.live.trainings import add_files
 from trainyard.app.services import require_api_url
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
-from trainyard.prefect_api.control import asker
 from trainyard.prefect_api.listing import PAGE, build_row, is_upcoming
-from trainyard.prefect_api.states import STATES
+from trainyard.prefect_api.states import STATES, asker
 from trainyard.settings import Settings
 from trainyard.stores.live.job_ids import JOB_TAG
 from trainyard.stores.live.job_index import ENDED, Row

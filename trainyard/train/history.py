@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.training import EvalSettings
-from trainyard.train.checkpoint.retention import Best, list_best
+from trainyard.train.checkpoint.checkpoints import Best, list_best
 
 STEP = "step"
 

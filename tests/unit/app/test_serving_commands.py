@@ -33,9 +33,8 @@ from trainyard.settings import Settings, load_settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.models import chat_template_sha256, resolve_model
 from trainyard.stores.processes import process_start
-from trainyard.surfaces.live.answers import follow_answers
-from trainyard.surfaces.live.sse import ServerEvent
 from trainyard.surfaces.serve import serve
+from trainyard.surfaces.streams import ServerEvent, follow_answers
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("model-server")]
 

@@ -45,7 +45,7 @@ SPELLING = re_names = ("choose_", "decide_", "settle_", "sound_", "fit_", "halve
 NOT_OF_A_TRAINING = {"train.rows.batching:require_rows"}
 NOT_AUTOMATIC = {
     "train.history:choose_comparison": "whether a metric is better low or high",
-    "train.latent.dsa.gathered:choose_kernel": "the kernel of what the model is set to",
+    "train.latent.dsa.indexer:choose_kernel": "the kernel of what the model is set to",
     "train.methods.reloading:choose_tolerance": "how exactly a reloaded adapter has to agree",
     "train.model.sampling:choose_reader": "the reader of a latent technique",
     "train.parallel.ddp:choose_device": "where parameters are",

@@ -35,7 +35,7 @@ from trainyard.backends.external.runner import ExternalRun, ExternalTool, pick_d
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.unsloth.backend import BACKEND as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
-from trainyard.compute.tail import LineTail
+from trainyard.compute.events import LineTail
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import OWN_KEYS, BackendName
 from trainyard.spec.axes.data import Port

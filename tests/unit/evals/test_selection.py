@@ -17,8 +17,8 @@ from trainyard.data.generation.candidates import Candidates
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import Message, Row, SftRow, read_rows, write_rows
 from trainyard.errors import Conflict
-from trainyard.evals.selection.choosing import SelectionJob, choose_best
-from trainyard.evals.selection.program import load_judge
+from trainyard.evals.selection import SelectionJob, choose_best
+from trainyard.evals.selection_program import load_judge
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import Produced, ProducedSet
 

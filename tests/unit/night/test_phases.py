@@ -28,7 +28,7 @@ from trainyard.night.report import markdown, page
 from trainyard.night.worker import poll
 from trainyard.serve.extraction.extraction import Messages
 from trainyard.spec.night import read_night
-from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.local import MemoryGraph
 from trainyard.stores.markers.records import MarkerState, Owner
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.local import FolderStore

@@ -18,8 +18,7 @@ from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.settings import settings
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, check_mutation, entity_key, parse_mutation
-from trainyard.stores.graph.local import LadybugGraph
-from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.local import LadybugGraph, MemoryGraph
 from trainyard.stores.graph.remote import HttpGraph, open_graph
 from trainyard.stores.graph.tables import BULK_ROWS, Tables, check_reading
 

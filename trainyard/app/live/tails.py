@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from trainyard.compute.tail import BLOCK_BYTES, LineSpan, find_last_end, read_spans
+from trainyard.compute.events import BLOCK_BYTES, LineSpan, find_last_end, read_spans
 
 LOOK_EVERY_S = 0.1
 KEPT_LINES = 2000

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainyard.app.checkout import checkout
 from trainyard.errors import InvalidInput, NotFound, Refused
+from trainyard.locations import checkout
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.chain import ChainSpec

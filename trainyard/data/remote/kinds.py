@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from trainyard.data.remote import buckets, databases, hub
-from trainyard.data.remote.fetching import FetchJob, LocalSet
-from trainyard.data.remote.listing import RemotePlace, pin_place, read_pin
+from trainyard.data.remote.fetching import FetchJob, LocalSet, RemotePlace, pin_place, read_pin
 from trainyard.settings import Settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainyard.errors import NotFound
+from trainyard.locations import project_folder
 from trainyard.operations.words import WORDS
-from trainyard.project import project_folder
 from trainyard.spec.load.spellings import did_you_mean, nearest
 
 

@@ -191,7 +191,7 @@ def require_addressed(request: Request, context: Context) -> None:
     session, length = request.path_params.get("session"), body_length(request)
     is_short = length is not None and length <= INLINE_BYTES
     if session is not None and request.method != "GET" and not is_short:
-        from trainyard.app.sessions.call import require_session  # only calls of sessions need it
+        from trainyard.app.sessions.calls import require_session  # only calls of sessions need it
 
         require_session(context, session)
 

@@ -18,7 +18,7 @@ from trainyard.serve.extraction.extraction import parse
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentLedger, Entry
 from trainyard.stores.graph.facts import Mutation, document_key
-from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.local import MemoryGraph
 from trainyard.stores.markers.records import MarkerRecord, MarkerState
 from trainyard.stores.objects.versions import build_manifest, version_prefix
 from trainyard.testing.nights.campaign import HOME, NightCampaign

@@ -26,8 +26,15 @@ from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.objects import addresses
 from trainyard.stores.whole import MANIFEST, flush_tree, move_folder, new_file, whole_or_nothing
-from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, find_damage, newest_valid, quarantine
-from trainyard.train.checkpoint.retention import Best, list_prunable, read_metric
+from trainyard.train.checkpoint.checkpoints import (
+    Best,
+    FoundCheckpoint,
+    find_damage,
+    list_prunable,
+    newest_valid,
+    quarantine,
+    read_metric,
+)
 
 STEP = re.compile(r"step-(\d{10})/(.+)")
 

@@ -28,10 +28,17 @@ from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import Described
-from trainyard.train.checkpoint.checkpoints import checkpoints, commit, drop, find_damage
+from trainyard.train.checkpoint.checkpoints import (
+    Best,
+    checkpoints,
+    commit,
+    drop,
+    find_damage,
+    list_prunable,
+    read_metric,
+)
 from trainyard.train.checkpoint.host_buffer import HostBuffer, fits_in_memory, require_finite, sum_bytes
 from trainyard.train.checkpoint.mirror import Mirror, find_newest
-from trainyard.train.checkpoint.retention import Best, list_prunable, read_metric
 from trainyard.train.checkpoint.streams import Sealer, is_sealed, read_bytes, write_bytes
 
 __all__ = ["CheckpointWriter", "Staged", "find_newest", "load_checkpoint"]

@@ -77,7 +77,10 @@ STAGE_VALUES: dict[str, Any] = {"sft": "sft", "dpo": "dpo", "kto": "kto", "grpo"
 def here(tmp_path: Path, tiny_model: Path) -> Settings:
     (tmp_path / "work").mkdir()
     return Settings(
-        home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tiny_model), plan_read_s=120
+        home=tmp_path / "home",
+        working_folder=tmp_path / "work",
+        default_base_model=str(tiny_model),
+        plan_read_s=120,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.app.chains.exports import ExportOutput, export_chain
+from trainyard.app.chains.other_tools import ExportOutput, export_chain
 from trainyard.app.context import Context
 from trainyard.errors import Conflict, Refused
 from trainyard.operations.chains import ExportConfigInput

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainyard.app.chains.imports import ImportOutput, chain_name, import_configs
+from trainyard.app.chains.other_tools import ImportOutput, chain_name, import_configs
 from trainyard.app.context import Context
 from trainyard.app.plan.check import check_file
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused

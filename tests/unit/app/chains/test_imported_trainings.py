@@ -12,7 +12,7 @@ import pytest
 from benchmarks.imports import VARIABLE, examples_in, tally_examples
 from tests.selection import by_default
 from tests.small_jobs import train_here
-from trainyard.app.chains.imports import chain_name
+from trainyard.app.chains.other_tools import chain_name
 from trainyard.backends.job import TrainingJob
 from trainyard.callbacks import ignore
 from trainyard.data.sources import read_source

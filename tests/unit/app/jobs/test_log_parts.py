@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.surfaces.live.test_job_streams import JobHome, lines_of, texts_until_end
+from tests.unit.surfaces.test_job_streams import JobHome, lines_of, texts_until_end
 from trainyard.app.jobs.jobs import show_metrics
 from trainyard.app.jobs.logs import JobLog, show_logs
 from trainyard.errors import NotFound

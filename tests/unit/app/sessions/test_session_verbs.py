@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save
 from tests.session_surface import surface_of
 from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
 from trainyard.app.context import OWNER, Caller
-from trainyard.app.sessions.accept import accept_session
-from trainyard.app.sessions.call import not_open_error
-from trainyard.app.sessions.calls import build_prompt, build_row
+from trainyard.app.sessions.calls import build_prompt, build_row, not_open_error
+from trainyard.app.sessions.life import accept_session
 from trainyard.backends.sessions.records import (
     SessionState,
     SessionStatus,

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from trainyard.app import services as stack
-from trainyard.app.checkout import checkout
 from trainyard.app.context import Context
 from trainyard.app.stack.stack import env, serve_models
 from trainyard.callbacks import ignore
 from trainyard.compute.services import Service, free_port, record_path, write_record
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.locations import checkout
 from trainyard.operations.base import Nothing
 from trainyard.serve import embedded
 from trainyard.settings import Settings, load_settings, settings

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from trainyard.app.access.audit import list_audit, verify_audit
 from trainyard.app.context import Context
-from trainyard.app.stack.dashboard import link_to, show_dashboard
+from trainyard.app.stack.api_service import link_to, show_dashboard
 from trainyard.errors import Unavailable
 from trainyard.operations.access import AuditInput
 from trainyard.operations.base import Nothing

@@ -18,9 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from trainyard.errors import Corrupt, TrainyardError
 from trainyard.stores.whole import file_sha256
-from trainyard.train.checkpoint.checkpoints import checkpoints, commit, newest_valid
+from trainyard.train.checkpoint.checkpoints import checkpoints, commit, list_prunable, newest_valid
 from trainyard.train.checkpoint.host_buffer import has_room
-from trainyard.train.checkpoint.retention import list_prunable
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 
 WAIT_S = 30

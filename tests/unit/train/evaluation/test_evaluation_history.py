@@ -11,7 +11,7 @@ import pytest
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.estimate.timing import MOST_ROUNDS, default_interval
 from trainyard.spec.training import EvalSettings
-from trainyard.train.checkpoint.retention import list_best
+from trainyard.train.checkpoint.checkpoints import list_best
 from trainyard.train.evaluation import cut_before_answer
 from trainyard.train.history import Evaluations
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.unit.train.session.engines import batch_of, config_of, same, session_of, train_step, weights_of
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.methods.freeze import RandomBlocks
+from trainyard.train.methods.full import RandomBlocks
 from trainyard.train.session.session import Session
 
 INTERVAL = 2

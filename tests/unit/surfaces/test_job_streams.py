@@ -20,8 +20,8 @@ from trainyard.operations.jobs import JobInput, LogsInput, MetricsInput
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_index import JobIndex
-from trainyard.surfaces.live import streams
-from trainyard.surfaces.live.sse import HEARTBEAT, ServerEvent
+from trainyard.surfaces import streams
+from trainyard.surfaces.streams import HEARTBEAT, ServerEvent
 
 RUN = "0190d3c2-1f2e-4a3b-8c4d-5e6f70819203"
 JOB = "job-5e6f70819203"

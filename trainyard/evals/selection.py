@@ -25,7 +25,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.stores.artifacts import Facts, Produced
 
-PROGRAM = "trainyard.evals.selection.program:main"
+PROGRAM = "trainyard.evals.selection_program:main"
 CHILD_FOLDER = "choosing"
 SCORES_FILE = "scores.jsonl"
 CHILD_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "OMP_WAIT_POLICY": "passive"}
