@@ -5,6 +5,9 @@ log to *files* (a pipe would kill a child whose parent died before it has saved,
 flow "running"), so a gigabyte of log costs the parent nothing. The child stays in the caller's process group; what is
 ended is its process *tree*, by pid and start time, never a group.
 
+A pause, a cancellation or an exceeded budget is one SIGTERM (`StopRequest`): the child notes it (`compute/child.py`),
+saves a checkpoint at its next safe point (`train/loop.py`) and exits with 75.
+
 The calling thread must live as long as the child: the kernel signals the child when the thread that started it ends.
 """
 

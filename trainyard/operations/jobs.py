@@ -104,7 +104,7 @@ class SamplesInput(JobInput):
     limit: int = Field(10, ge=1, le=200, description="Maximum number of evaluations, newest first.")
 
 
-class JobsInput(Request):
+class JobsInput(Request):  # `stores/live/job_index.py` turns these filters into SQL: `JobQuery`, `conditions`
     state: JobState | None = Field(None, description="Only jobs in this state.")
     name: str | None = Field(None, min_length=1, description="Only jobs of this name.")
     tenant: Annotated[str | None, Option(completes="tenant")] = Field(None, description="Only jobs of this tenant.")
