@@ -244,7 +244,7 @@ def carry_out_node(
 
 
 def build_not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOutput]:
-    """Return the state of a node whose gate said no: it has decided, so it is completed. A next run decides again."""
+    """Return the state of a node whose gate refused: it has decided, so it is completed. A next run decides again."""
     facts = {
         "deployed": False,
         "verdict": error.verdict,

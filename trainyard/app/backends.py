@@ -92,7 +92,7 @@ def read_installation(name: BackendName, settings: Settings, *, available: bool)
 
 
 def pip_lines(name: BackendName, settings: Settings, record: Service) -> tuple[str, ...]:
-    """Return what pip said last in the folder that is being made, or before it was removed."""
+    """Return the last lines of pip's log in the unfinished folder, or from before its removal."""
     root = environments.envs(settings)
     logs = [*root.glob(f".{name.value}-*/{LOG_FILE}"), root / f"{name.value}.{LOG_FILE}"]
     dated = [(path.stat().st_mtime, path) for path in logs if path.is_file()]

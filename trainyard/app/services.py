@@ -357,7 +357,7 @@ def choose_working_folder(settings: Settings, say: Say) -> None:
 
 
 def working_folder(settings: Settings) -> Path:
-    """Return the folder where relative paths start in what the services of this home run."""
+    """Return the folder of relative paths in runs of this home's services."""
     path = folder_record(settings)
     return Path(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else settings.working_folder
 

@@ -248,7 +248,7 @@ def outcome(
 
 
 def read_error(folder: Path, exit_code: int, killed_for_memory: bool) -> dict[str, object]:
-    """`error.json`, or what can be said without it."""
+    """Return `error.json`, or an error that is derived from the exit code and the log."""
     path = folder / child.ERROR_FILE
     if path.is_file():
         try:

@@ -47,7 +47,7 @@ class RegisterInput(Request):
         min_length=1, description="An ended job: the name that it was given, its id, or the beginning of one."
     )
     role: Annotated[str, Option("--role")] = Field(
-        min_length=1, max_length=63, description="What the adapter is for: it becomes TENANT/ROLE/vN."
+        min_length=1, max_length=63, description="Purpose of the adapter: it becomes TENANT/ROLE/vN."
     )
     promote: bool = Field(False, description="Make it live, too.")
     targets: Targets = Field(

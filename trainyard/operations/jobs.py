@@ -462,7 +462,7 @@ ROWS: dict[str, Operation] = {
         route="POST /api/v1/jobs/{job}/verify", tenants=True, heavy=True,
     ),
     "jobs samples": Operation(
-        "What the model answered to held-out prompts at each evaluation of a job.",
+        "The model's answers to held-out prompts at each evaluation of a job.",
         request=SamplesInput, run="app.jobs.samples:show_samples", text=samples_text, scope=READ,
         route="GET /api/v1/jobs/{job}/samples", tenants=True,
     ),

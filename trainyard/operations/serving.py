@@ -62,7 +62,7 @@ class ServeInput(Request):
 
 class McpInput(Request):
     scope: Literal["read", "run", "admin"] = Field(
-        "admin", description="What the agent may do: look; start work, too; or all that you may."
+        "admin", description="Permissions of the agent: read; start work, too; or all of yours."
     )
 
 

@@ -233,7 +233,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/settings",
     ),
     "doctor": Operation(
-        "Look at versions, server, worker, models, disk and devices, and say what to do about what is wrong.",
+        "Check versions, server, worker, models, disk and devices, and suggest fixes.",
         request=Nothing, run="app.stack.doctor:examine", text=doctor_text, scope=READ,
         route="GET /api/v1/doctor",
     ),
@@ -243,7 +243,7 @@ ROWS: dict[str, Operation] = {
         local="It rewrites files below TRAINYARD_HOME.",
     ),
     "gc": Operation(
-        "Remove what is not needed any more: old runs, results, logs, environments; with --dry-run, show it.",
+        "Remove unused runs, results, logs and environments; with --dry-run, list them.",
         request=GcInput, run="app.stack.gc:collect", text=gc_text, scope=ADMIN,
         example="trainyard gc --days 14 --dry-run",
     ),

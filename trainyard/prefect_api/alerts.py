@@ -198,7 +198,7 @@ class DiskWatch:
     low: bool = field(default=False, init=False)
 
     def look(self) -> list[str]:
-        """Send the event if space has become low; return its sentence. Raises what the server's client raises."""
+        """Send the event if space has become low; return its sentence. Raises errors of the server's client."""
         lacking = lacking_space(self.settings.home, self.settings.min_free_mb * BYTES_PER_MIB)
         if lacking is None:
             self.low = False
@@ -234,7 +234,7 @@ class GpuWatch:
     """GPUs whose event was sent."""
 
     def look(self) -> list[str]:
-        """Send the event of each GPU that has become nearly full. Raises what the server's client raises."""
+        """Send the event of each GPU that has become nearly full. Raises errors of the server's client."""
         threshold = self.settings.gpu_memory_alert_percent
         messages = []
         for gpu in self.monitor.read().gpus if threshold else ():

@@ -42,7 +42,7 @@ PREEMPTED, BUDGET_EXCEEDED, NO_TRAINER, SKIPPED = "Preempted", "BudgetExceeded",
 Scheduled for a day that never comes, because the trainer is not installed; Completed because its night is done, or of
 a node after a gate that said no."""
 NOT_DEPLOYED = "NotDeployed"
-"""Completed, and the gate said no."""
+"""Completed, and the gate refused."""
 NEVER = timedelta(days=36_525)
 """A worker takes runs that are due; one that waits for its trainer is due in a hundred years."""
 
@@ -90,7 +90,7 @@ def node_state(state: State[object] | None) -> NodeState:
 
 
 def build_completed(result: RunResult, **data: Any) -> State[Any]:
-    """Return the state of a run that has its result; its name says whether the gate said no."""
+    """Return the state of a run with its result; its name shows whether the gate refused."""
     name = NOT_DEPLOYED if result.detail == NOT_DEPLOYED_DETAIL else "Completed"
     state: State[Any] = Completed(name=name, message=result.message, **data)
     return state

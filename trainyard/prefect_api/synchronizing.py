@@ -52,7 +52,7 @@ class Synchronizer:
         """Open, so that the log of changes is not written back by each that closes the file."""
 
     def run(self, stop: Event) -> None:
-        """Synchronise each second until `stop` is set. A server that is away is asked again; that is said once."""
+        """Synchronise each second until `stop` is set. A missing server is asked again, and reported once."""
         while not stop.is_set():
             started_s = time.monotonic()
             self.attempt()

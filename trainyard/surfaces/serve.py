@@ -57,7 +57,7 @@ def answer_graph(request: ServeInput, context: Context) -> str:
 
 
 def answer_models(request: ServeInput, context: Context) -> str:
-    """Load the bases and the adapters, then answer; what is refused is refused before a model is read.
+    """Load the bases and the adapters, then answer; refusals come before a model is read.
 
     The base of a job's adapter is served without being named. Raises `InvalidInput` (`E-PARAMETER`) without a model,
     and what `find_served`, `find_bases`, `require_bases`, `require_room` and the server raise.

@@ -178,7 +178,7 @@ async def follow_metrics(
 
 
 async def follow_logs(request: LogsInput, context: Context, last_event_id: str | None) -> AsyncIterator[ServerEvent]:
-    """Yield what the trainers print, as it comes, from their first line or `offset` on. Secrets in it are replaced."""
+    """Yield the trainers' output, as it comes, from their first line or `offset` on. Secrets in it are replaced."""
     positions, secrets = read_places(last_event_id), list_secrets(context.settings)
     async with aclosing(turns(request.job, context, lambda work: work.log)) as every:
         async for turn in every:
@@ -236,7 +236,7 @@ def parse_point(line: bytes) -> dict[str, object] | None:
     return {"step": event["step"], "time": number(event.get("time")) or 0.0, **values}
 
 
-# What the streams share
+# Shared by the streams
 
 
 @dataclass
@@ -328,7 +328,7 @@ class JobHub:
                         listener.set()
 
     def read(self) -> dict[str, Row]:
-        """Return the rows that may have changed, from the index; from Prefect where nobody keeps one."""
+        """Return the rows that may have changed, from the index; from Prefect without an index."""
         followed = dict(self.jobs)
         contexts = [job.context for job in followed.values()]
         if not contexts:

@@ -55,7 +55,7 @@ class SweepRecord(BaseModel):
 
 
 def dump_spec(spec: SweepSpec) -> dict[str, object]:
-    """The sweep as JSON: of its chain only what was written, so that the best spec reads like the chain's file."""
+    """Return the sweep as JSON: only the written settings of its chain, as in the chain's file."""
     return {
         **spec.model_dump(mode="json"),
         "chain": spec.chain.model_dump(mode="json", exclude_unset=True),

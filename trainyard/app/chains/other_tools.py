@@ -233,7 +233,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def chain_text(path: Path, config: Imported) -> str:
-    """Return the chain as YAML, under what was noted."""
+    """Return the chain as YAML, below its notes."""
     head = [f"Imported from {path.name}, a config of {TOOLS[config.tool].title}.", *notes_of(config)]
     comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
     body: dict[str, object] = dict(config.value)

@@ -47,7 +47,7 @@ class FileTail:
     lines: deque[LineSpan] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
     def look(self) -> None:
-        """Read what is new, and wake those who wait for it."""
+        """Read the new bytes, and wake the waiting clients."""
         try:
             there = os.stat(self.path)
         except OSError:

@@ -54,7 +54,7 @@ class DeviceWait(Response):
     position: int
     """Its place in the queue: 1 is the next."""
     holder: DeviceHolder | None = None
-    """None where nobody here has it: a process of another home, or a device that is free this moment."""
+    """None for a process of another home, or a device that is free now."""
     text: str
     """All of it, in words."""
 

@@ -29,7 +29,7 @@ PRESETS = "deployments/presets"
 
 
 class ChainRequest(BaseModel):
-    """What a user asked for: the chain, and the deployment with the parameters that carry it out."""
+    """A parsed request: the chain, and the deployment with the parameters that run it."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -267,7 +267,7 @@ def resume_session(request: requests.ResumeSessionInput, context: Context) -> Se
 
 
 def start(record: SessionRecord, context: Context, saved: int | None = None, key: str = "") -> None:
-    """Create the flow run of a session, and note that nobody has taken it, and after which operation it continues.
+    """Create the flow run of a session, and note that no worker has taken it, and its operation to continue after.
 
     A second call with the same `key` creates no other run.
     """
@@ -338,7 +338,7 @@ def build_body(request: requests.CreateSessionInput) -> dict[str, object]:
     return deep_merge(value, request.parameters)
 
 
-# What is shown
+# Responses
 
 
 def describe_session(record: SessionRecord, settings: Settings, *, ask_server: bool = False) -> SessionInfo:

@@ -1,4 +1,4 @@
-"""Check what is installed and what is missing, with what to do about it. Imports neither Prefect nor torch."""
+"""Check versions, services, models and devices, and suggest fixes. Imports neither Prefect nor torch."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ EVENTS_TYPE = "text/event-stream"
 LEAVING_S = 0.2
 """A client is not watched while it waits less than this."""
 CLIENT_CLOSED_REQUEST = 499
-"""Status of an answer that nobody reads (nginx's): only a log and the metrics have it."""
+"""Status of an answer without a reader (nginx's): only a log and the metrics have it."""
 MAX_WORKING = 32
 """Operations that run at a time; further ones wait."""
 

@@ -399,7 +399,7 @@ class NightCampaign:
         return Intents(self.world(doubles.Process(0))).list_unsettled()
 
     def digests(self, file: str) -> list[str]:
-        """Return what the parts of a document contain now."""
+        """Return the current contents of a document's parts."""
         return [content_sha256(part.encode()) for part in split_text(self.contents[file])]
 
     def digest(self, name: str) -> str:
@@ -437,7 +437,7 @@ class NightCampaign:
         target = (self.clock.wall // DAY_S + 1) * DAY_S + 7_200
         self.clock.sleep(target - self.clock.wall)
 
-    # What is noted for the invariants.
+    # Notes for the invariants.
 
     def violated(self, message: str) -> None:
         self.violations.append(f"seed {self.seed}: {message}")

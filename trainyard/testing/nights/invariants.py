@@ -52,7 +52,7 @@ def format_key(campaign: NightCampaign, entry: Entry) -> str:
 
 
 def ledger_and_graph(campaign: NightCampaign) -> None:
-    """A document that is done is in the graph; one that nobody could read is not done."""
+    """A document that is done is in the graph; an unreadable one is not done."""
     documents = campaign.graph.documents()
     entries = open_ledger(campaign).current()
     for entry in entries:

@@ -144,7 +144,7 @@ def tidy(root: Path, files: Files = DISK) -> None:
 
 
 def find_damage(folder: Path, files: Files = DISK) -> str | None:
-    """Return what is wrong with a checkpoint; None if every file is as its manifest says."""
+    """Return the problem of a checkpoint; None if every file matches its manifest."""
     try:
         expected = dict(json.loads(files.read(folder / MANIFEST))["files"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
 """Checkpoints that training hardly waits for, and that exist whole and verified or not at all.
 
 `save` copies the tensors into host memory, or on a GPU that has the room, and returns; a background thread checks
-them, writes and hashes the file, syncs, renames, copies to the mirror and only then removes what is no longer needed.
+them, writes and hashes the file, syncs, renames, copies to the mirror and only then removes old checkpoints.
 Training waits for that copy, and for an unfinished save if two are under way already.
 
     step-0000000120/
@@ -187,7 +187,7 @@ class CheckpointWriter:
         self._prune()
 
     def _prune(self) -> None:
-        """What is being mirrored stays until the next checkpoint is there."""
+        """Return the step being mirrored, which stays until the next checkpoint exists."""
         busy = self.mirror.busy if self.mirror is not None else set()
         folders = {step: path for path, step in checkpoints(self.root)}
         metrics = {step: read_metric(path) for step, path in folders.items()}

@@ -1,4 +1,4 @@
-// What the text fields of forms offer: the base models of this machine, and files and folders inside the data roots.
+// Suggestions of text fields in forms: the base models of this machine, and files and folders inside the data roots.
 
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
@@ -17,7 +17,7 @@ const useModels = () =>
     retry: false,
   });
 
-/** What is in the folder that a text names so far: `handbook/ba` is in `handbook`. */
+/** Entries of the folder that a text names so far: `handbook/ba` is in `handbook`. */
 function useFolder(text: string) {
   const [folder, setFolder] = useState("");
   const named = text.slice(0, Math.max(0, text.lastIndexOf("/")));

@@ -67,7 +67,7 @@ function useOutage(): Outage | null {
   if (index.data?.as_of != null) {
     return { what: "The Prefect server does not answer.", since: index.data.as_of, remedy };
   }
-  // Without an index nobody knows the jobs while Prefect is away.
+  // Without an index the jobs are unknown while Prefect is away.
   if (index.data?.problem) return { what: index.data.problem, since: index.data.at, remedy };
   return null;
 }

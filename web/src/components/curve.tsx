@@ -19,7 +19,7 @@ export interface CurveProps {
   series: readonly CurveSeries[];
   xLabel: string;
   yLabel: string;
-  /** Logarithmic values; what is not above 0 is left out. */
+  /** Logarithmic values; values of 0 or less are left out. */
   log?: boolean;
   /** Weight of what came before in the moving average, 0 (none) to below 1. */
   smoothing?: number;
@@ -187,7 +187,7 @@ function lastOf({ x, y }: CurveSeries): { x?: number; y?: number | null } {
   return { x: x[last], y: y[last] };
 }
 
-/** What the picture says, for who does not see it. */
+/** Text of the chart for screen readers. */
 function LastValues({ series, xLabel, yLabel }: Pick<CurveProps, "series" | "xLabel" | "yLabel">) {
   return (
     // A table keeps its width when it is hidden, so that its frame is what is hidden.

@@ -539,7 +539,7 @@ function MapField(props: FieldProps) {
   );
 }
 
-/** Any JSON: what is not JSON is a text. */
+/** Any JSON; other input is a text. */
 function JsonField({ name, value, onChange }: { name: string; value: unknown; onChange: (value: unknown) => void }) {
   const id = useId();
   return (

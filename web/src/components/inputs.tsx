@@ -6,7 +6,7 @@ import { textOf, type JsonSchema } from "./schema";
 
 type Values = Record<string, unknown>;
 
-/** A value that a text field offers, and what is said next to it. */
+/** A suggestion of a text field, with its note. */
 export interface Choice {
   value: string;
   label?: string;

@@ -13,11 +13,11 @@ export interface LogLine {
 
 export interface LogViewProps {
   lines: readonly LogLine[];
-  /** What the log waits for: `live`, `reconnecting`, `ended` … */
+  /** State of the stream: `live`, `reconnecting`, `ended` … */
   state?: string;
   /** Name of the file that a download writes. */
   fileName?: string;
-  /** What is before the first line and not read yet. */
+  /** Loader of the lines before the first one. */
   earlier?: { bytes: number; isFull: boolean; isLoading: boolean; onLoad: () => void };
   /** What else is above the lines, such as which log is shown. */
   children?: ReactNode;

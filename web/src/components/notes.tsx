@@ -64,7 +64,7 @@ interface ProblemNoteProps {
   fieldOf?: FieldOf;
 }
 
-/** An error: what was given, why it is refused, what to do, its code and its trace. */
+/** An error: the given value, the reason, the next step, its code and its trace. */
 export function ProblemNote({ error, onRetry, fieldOf }: ProblemNoteProps) {
   const problem = error instanceof Problem ? error : new Problem(0, "", String((error as Error)?.message ?? error));
   // The reasons say the same, each with its field.

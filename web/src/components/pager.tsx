@@ -3,7 +3,7 @@
 import { useState } from "react";
 
 export interface PagerProps {
-  /** What is paged, for a screen reader: `Jobs`. */
+  /** Name of the list, for a screen reader: `Jobs`. */
   label: string;
   /** What of it is shown: `51 to 100 of 312`. */
   shown?: string;

@@ -144,7 +144,7 @@ def select_randomly(scores_BTS: torch.Tensor, visible_BTS: torch.Tensor, k: int)
 
 
 def attention_target(weights_BHTS: torch.Tensor, allowed_BTS: torch.Tensor) -> torch.Tensor:
-    """Return what the indexer imitates: attention summed over heads, normalised over the allowed keys, detached (B, T,
+    """Return the indexer's target: attention summed over heads, normalised over the allowed keys, detached (B, T,
     S).
     """
     summed_BTS = weights_BHTS.detach().float().sum(dim=1) * allowed_BTS

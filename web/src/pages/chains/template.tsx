@@ -1,4 +1,4 @@
-// A template: its parameters as a form, the chain that they give, and what is wrong with it; to run, or to edit further.
+// A template: its parameters as a form, the resulting chain, and its problems; to run, or to edit further.
 
 import { keepPreviousData, useMutation, useQuery } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
@@ -220,7 +220,7 @@ interface PreviewProps {
   empty: readonly string[];
   question: Question;
   fieldOf: FieldOf;
-  /** Whether what was found is about the parameters as they are now. */
+  /** Whether the reasons belong to the current parameters. */
   isChecked: boolean;
 }
 

@@ -68,7 +68,7 @@ const counts = (value: unknown): [string, number][] =>
     (pair): pair is [string, number] => typeof pair[1] === "number",
   );
 
-/** Where every row that was read is now: what is kept, held out, and dropped by reason. */
+/** Account of all rows: kept, held out, and dropped by reason. */
 function Account({ facts }: { facts: Record<string, unknown> }) {
   const read = facts.read ?? facts.asked;
   if (typeof read !== "number") return null;

@@ -1,4 +1,4 @@
-// What the nodes of runs left: sets of rows, adapters, reports, newest run first.
+// Results of nodes: sets of rows, adapters, reports, newest run first.
 
 import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link, useSearchParams } from "wouter";

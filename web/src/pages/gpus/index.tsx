@@ -58,7 +58,7 @@ export default function GpusPage() {
   );
 }
 
-/** Who has each device, since when, and who waits for it. */
+/** Holder of each device, since when, and the waiting jobs. */
 function Devices({ devices }: { devices: readonly DeviceState[] }) {
   const used = devices.filter((device) => device.holder || device.waiting.length > 0);
   if (used.length === 0) return null;

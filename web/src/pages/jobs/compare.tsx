@@ -205,7 +205,7 @@ function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jo
 
 const shownOf = (value: unknown) => (typeof value === "number" ? formatNumber(value) : textOf(value) || "not known");
 
-/** What differs on the resolved chains, where each setting that nobody wrote has its default. */
+/** Differences of the resolved chains, where each missing setting has its default. */
 function Differences({ jobs }: { jobs: readonly JobDetail[] }) {
   const ids = jobs.map((job) => job.id);
   const query = useQuery({

@@ -64,7 +64,7 @@ export function placesOn(axis: Axis, curve: NodeCurve, epochsPerStep: number | n
   });
 }
 
-/** Above so many points the curve is asked for again, in fewer. */
+/** Above this number of points the curve is requested again, with fewer. */
 const MOST_POINTS = 4000;
 
 type Columns = Record<string, (number | null)[]>;
@@ -90,7 +90,7 @@ export const curveOf = (event: TrainingCurve): NodeCurve => ({
   high: event.high ?? {},
 });
 
-/** The curve with new steps; a restart removes what is beyond its checkpoint. */
+/** The curve with new steps; a restart removes the steps beyond its checkpoint. */
 function extend(curve: NodeCurve, added: NewPoints["points"]): NodeCurve {
   let points = [...curve.points];
   for (const { restarted_from: from, ...point } of added) {

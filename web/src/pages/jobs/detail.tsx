@@ -157,12 +157,12 @@ function Summary({ job }: { job: JobDetail }) {
   );
 }
 
-/** Tags by which the service finds a run: what they say is said elsewhere on the page. */
+/** Tags by which the service finds a run: other parts of the page show their values. */
 const isOwnTag = (tag: string, job: string) =>
   ["job", "template", job].includes(tag) ||
   /^(chain|tenant|revision|digest|run|group|sweep|trace|continues):/.test(tag);
 
-/** What is left of a training, and how that is known. */
+/** Remaining time of a training, and its basis. */
 function leftOf(left: NonNullable<JobDetail["left"]>[number]): string {
   if (left.seconds == null) return "not known before its second step";
   return `${formatDuration(left.seconds)}, ${left.basis === "steps" ? "at the pace of its newest steps" : "by the plan"}`;

@@ -1,4 +1,4 @@
-// What the job would do, before it starts: rows, steps, memory, time, reused results, and why it would be refused.
+// Estimate of a job before it starts: rows, steps, memory, time, reused results, and refusals.
 
 import { client, dataOf, type ProblemReason } from "../../api/client";
 import type { ChainPlan } from "../../api/schema";

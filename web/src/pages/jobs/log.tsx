@@ -9,7 +9,7 @@ import { ProblemNote } from "../../components/notes";
 
 const RUN = "run";
 const POLL_MS = 2000;
-/** What is read at once: of a large log the end, then the part before on request. */
+/** Bytes of one request: of a large log the end, then the part before on request. */
 const FIRST_LINES = 500;
 const PART_BYTES = 1 << 18;
 /** What a page keeps of a log, so that its memory is bounded. */
@@ -82,7 +82,7 @@ async function readPart(job: string, source: string, range: { before: number } |
   return chunkOf(part.first_offset?.[source] ?? 0, part.next_offset?.[source] ?? 0, texts);
 }
 
-/** What a trainer prints: the end of it at once, then each line as it comes, and what is before on request. */
+/** A trainer's log: its end at once, then each line as it comes, and earlier lines on request. */
 function TrainerLog({ job, source, over, picker }: PartProps) {
   const [chunks, setChunks] = useState<Chunk[] | null>(null);
   // Asked until it is there once, also after an outage; the stream continues from its end.
@@ -143,7 +143,7 @@ function TrainerLog({ job, source, over, picker }: PartProps) {
   );
 }
 
-/** The run's own log: Prefect has no stream of it, so that new lines are asked for. */
+/** The run's own log: Prefect has no stream of it, so new lines are polled. */
 function RunLog({ job, over, picker }: PartProps) {
   const log = useQuery({
     queryKey: ["log", job, over],

@@ -25,7 +25,7 @@ const FIRST = ["name", "dataset", "base_model", "stage", "method", "hyperparamet
 
 type Values = Record<string, unknown>;
 
-/** What was filled in, kept for a reload of the page until the job is started. */
+/** The filled-in form, kept for a reload of the page until the job is started. */
 function useDraft(): [Values, Dispatch<SetStateAction<Values>>] {
   const [search] = useSearchParams();
   const [draft, setDraft] = useState<Values>(() => {
@@ -42,7 +42,7 @@ const ASK_AFTER_MS = 300;
 const withoutUndefined = (values: Values): Values =>
   Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined));
 
-/** The values that the job takes for what is left out: they depend on its stage, its method and this machine. */
+/** Defaults of the job's fields: they depend on its stage, its method and this machine. */
 function useDefaults(draft: Values): Values {
   const [settled, setSettled] = useState(draft);
   useEffect(() => {

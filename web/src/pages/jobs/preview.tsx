@@ -1,4 +1,4 @@
-// A data set as the training would see it: its rows through the chat template, what is learned, lengths, problems.
+// A data set as the training would see it: its rows through the chat template, learned tokens, lengths, problems.
 
 import { client, dataOf } from "../../api/client";
 import type { DataPreview as Preview } from "../../api/schema";

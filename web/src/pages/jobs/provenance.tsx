@@ -1,4 +1,4 @@
-// Where the results of a job come from: what was read, what each node left, and how it was trained.
+// Provenance of a job's results: its data, the result of each node, and its training.
 
 import { useQuery } from "@tanstack/react-query";
 import { client, dataOf } from "../../api/client";

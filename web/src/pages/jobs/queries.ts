@@ -1,4 +1,4 @@
-// What the pages of jobs ask the API, and what they change.
+// Queries and mutations of the job pages.
 
 import { useRef } from "react";
 import { keepPreviousData, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";

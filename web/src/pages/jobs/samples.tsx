@@ -1,4 +1,4 @@
-// What the model answered to held-out prompts while it was trained, one step or two next to each other.
+// The model's answers to held-out prompts during training, one step or two next to each other.
 
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useState } from "react";

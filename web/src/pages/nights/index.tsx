@@ -1,4 +1,4 @@
-// Nights: what each did, what the corpora have against their thresholds, and how large the graph is.
+// Nights: their results, the corpora against their thresholds, and the size of the graph.
 
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useState } from "react";

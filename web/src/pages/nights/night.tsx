@@ -1,4 +1,4 @@
-// One night: phases against their budgets, corpora against their thresholds, what was trained, what failed.
+// One night: phases against their budgets, corpora against their thresholds, trained adapters, failures.
 
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";

@@ -1,4 +1,4 @@
-// What runs, what is live, what is wrong, what to do next.
+// Overview: running jobs, live adapters, problems, next steps.
 
 import { useQuery } from "@tanstack/react-query";
 import { lazy, Suspense } from "react";
@@ -79,7 +79,7 @@ function Warnings({ job }: { job: string }) {
   ));
 }
 
-/** Jobs that have not begun, in the order in which they were asked for, and why. */
+/** Pending jobs in the order of their requests, with reasons. */
 function Waiting() {
   const running = useStates("running").data?.jobs.filter((job) => job.waiting) ?? [];
   const waiting = [...(useStates("pending").data?.jobs ?? []), ...running].reverse();
@@ -260,7 +260,7 @@ function DoctorProblems() {
 
 const SHOWN_S = 7 * 24 * 3600;
 
-/** Evaluations of the last days that said no: their adapters were not deployed. */
+/** Evaluations of the last days that refused: their adapters were not deployed. */
 function RefusedAdapters() {
   const evaluations = useNewestEvaluations();
   const refused = (evaluations.data?.evaluations ?? []).filter(

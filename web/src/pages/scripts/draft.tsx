@@ -1,4 +1,4 @@
-// What the trainer of a chain would be as a script of its own: `python train.py spec.json` next to its rows.
+// The trainer of a chain as a script of its own: `python train.py spec.json` next to its rows.
 
 import { useMutation, useQuery } from "@tanstack/react-query";
 import { useState } from "react";

@@ -102,7 +102,7 @@ export default function ScriptsPage() {
   );
 }
 
-/** What the operator has switched on, and how to switch on the rest. */
+/** Features that the operator has switched on, and the settings of the others. */
 function Allowed({ list }: { list: TrainingScriptList }) {
   return (
     <>

@@ -1,4 +1,4 @@
-// What was changed, by whom, through what, and how it ended.
+// The audit log: changes with their callers, surfaces and results.
 
 import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";

@@ -12,7 +12,7 @@ import type { JsonSchema } from "../../components/schema";
 
 const FIRST = ["trials", "scheduler", "sampler", "metric"];
 const REST = ["direction", "seed", "reduction", "first_rung", "parallel", "trainer", "name"];
-/** What is often varied, as suggestions; any setting of any node may be written. */
+/** Frequently varied settings, as suggestions; any setting of any node may be written. */
 const SUGGESTED = {
   "trainer.hyperparameters.learning_rate": "loguniform(1e-5, 1e-3)",
   "trainer.hyperparameters.batch_size": "choice(2, 4, 8)",

@@ -25,7 +25,7 @@ interface Snapshot {
 export interface EditorState extends Snapshot {
   past: readonly Snapshot[];
   future: readonly Snapshot[];
-  /** Whether something differs from what is stored. */
+  /** Whether the draft differs from the stored chain. */
   dirty: boolean;
   /** Grows with every change that the canvas did not make itself. */
   version: number;

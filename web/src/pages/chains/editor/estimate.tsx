@@ -1,4 +1,4 @@
-// What a run of the draft would do: rows, tokens, steps, memory and time of each node, and what is reused.
+// Estimate of a run of the draft: rows, tokens, steps, memory and time of each node, and reused results.
 
 import { client, dataOf } from "../../../api/client";
 import { useCancelable } from "../../../components/cancelable";

@@ -1,4 +1,4 @@
-// The visual editor of a chain: what is on the canvas is a spec, which the service checks, stores and runs.
+// The visual editor of a chain: the canvas shows a spec, which the service checks, stores and runs.
 
 import { ReactFlowProvider, useReactFlow } from "@xyflow/react";
 import { useQuery } from "@tanstack/react-query";

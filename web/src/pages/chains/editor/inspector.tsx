@@ -1,4 +1,4 @@
-// What is selected: its id, links, settings and problems; while a run is shown, its state, lines and results.
+// The selected node: its id, links, settings and problems; while a run is shown, its state, lines and results.
 
 import { useQuery } from "@tanstack/react-query";
 import { useId, useState } from "react";
@@ -173,7 +173,7 @@ function IdField({
   );
 }
 
-/** The keyboard's way to link: what the node takes from and what it gives to, with the service's reasons. */
+/** Links by keyboard: inputs and outputs of the node, with the service's reasons. */
 function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" | "readOnly">) {
   const { draft } = store.get();
   const id = useId();

@@ -1,4 +1,4 @@
-// What the editor asks the service: the palette, whether the draft would run, and where a link may lead.
+// Queries of the editor: the palette, whether the draft would run, and where a link may lead.
 
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useEffect, useState } from "react";

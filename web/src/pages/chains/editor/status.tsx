@@ -1,4 +1,4 @@
-// The line above the canvas: what is stored, whether the draft would run, how far its run is; and a refused save.
+// The line above the canvas: the stored revision, whether the draft would run, how far its run is; and a refused save.
 
 import { ExternalLink } from "../../../components/external";
 import { useQuery } from "@tanstack/react-query";
