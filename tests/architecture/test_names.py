@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from tests.architecture.name_shares import ROOMS, measure_share
 from tools.binding_names import ALLOWED, ROOT, STORED_FIELDS, bindings, names_in_file
 
 BAR = 0.01
 ROOTS = ("trainyard", "flows", "nodes", "tasks", "tests")
 ROOMS_BAR = 0.005
-ROOMS = sorted(path.name for path in (ROOT / "trainyard").iterdir() if (path / "__init__.py").is_file())
-
-
-def share(*roots: str) -> float:
-    names = list(bindings(*roots))
-    return sum(binding.is_empty for binding in names) / max(1, len(names))
 
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_few_names_say_nothing(root: str) -> None:
-    assert share(root) <= BAR, f"python -m tools.binding_names {root}"
+    assert measure_share(bindings(root)) <= BAR, f"python -m tools.binding_names {root}"
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_few_names_of_a_room_say_nothing(room: str) -> None:
-    assert share(f"trainyard/{room}") <= ROOMS_BAR, f"python -m tools.binding_names trainyard/{room}"
+    assert measure_share(bindings(f"trainyard/{room}")) <= ROOMS_BAR, f"python -m tools.binding_names trainyard/{room}"
 
 
 def test_each_allowance_is_needed() -> None:
