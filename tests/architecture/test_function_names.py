@@ -7,7 +7,7 @@ import pytest
 from tests.architecture.name_shares import ROOMS, measure_share
 from tools.function_names import SLOTS, functions, says_nothing
 
-BARS = {"trainyard": 0.05, "flows": 0.03, "nodes": 0.03, "tasks": 0.0, "tests": 0.26}
+BARS = {"trainyard": 0.05, "flows": 0.03, "nodes": 0.03, "tasks": 0.0, "tests": 0.05}
 ROOMS_BAR = 0.08
 ROOMS_ABOVE = {"evals": 0.12}
 

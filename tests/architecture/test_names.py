@@ -24,10 +24,10 @@ def test_few_names_of_a_room_say_nothing(room: str) -> None:
 
 def test_each_allowance_is_needed() -> None:
     unused = [entry for entry in STORED_FIELDS if entry[1] not in names_in_file(entry[0])]
-    unused += [(folder, name) for name, folders in ALLOWED.items() for folder in folders if not used(folder, name)]
+    unused += [(folder, name) for name, folders in ALLOWED.items() for folder in folders if not is_used(folder, name)]
     assert not unused, "remove what nothing uses from ALLOWED or STORED_FIELDS of tools/binding_names.py"
 
 
-def used(folder: str, name: str) -> bool:
+def is_used(folder: str, name: str) -> bool:
     files = (path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py"))
     return any(name in names_in_file(file) for file in files)
