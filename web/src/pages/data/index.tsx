@@ -45,8 +45,8 @@ export default function DataPage() {
     getNextPageParam: (page) => page.next || undefined,
   });
   const choose = (name: string, value: string) =>
-    setSearch((before) => {
-      const next = new URLSearchParams(before);
+    setSearch((previous) => {
+      const next = new URLSearchParams(previous);
       if (value) next.set(name, value);
       else next.delete(name);
       return next;

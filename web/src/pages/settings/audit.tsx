@@ -20,7 +20,7 @@ export function AuditLog() {
   const audit = useQuery({
     queryKey: ["audit", outcome, limit],
     queryFn: () => dataOf(client.GET("/api/v1/audit", { params: { query: { limit, ...(outcome && { outcome }) } } })),
-    placeholderData: (before) => before,
+    placeholderData: (previous) => previous,
   });
   const verify = useCancelable((_: void, signal) => dataOf(client.GET("/api/v1/audit/verify", { signal })));
   return (

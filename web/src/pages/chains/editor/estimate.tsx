@@ -26,7 +26,7 @@ export function ChainEstimate({ draft }: { draft: Draft }) {
       }
     >
       {plan.isPending ? (
-        <Loading what="Planning" onCancel={plan.cancel} />
+        <Loading label="Planning" onCancel={plan.cancel} />
       ) : plan.error ? (
         <ProblemNote error={plan.error} />
       ) : plan.data ? (
