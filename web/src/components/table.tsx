@@ -43,7 +43,7 @@ export function Table<Row>({ caption, columns, rows, rowKey, cards = false }: Ta
                   className={column.numeric ? "numeric" : undefined}
                   data-title={column.title}
                 >
-                  {column.cell(row)}
+                  {cards ? <div className="card-value">{column.cell(row)}</div> : column.cell(row)}
                 </td>
               ))}
             </tr>

@@ -236,6 +236,7 @@ function Results({ job }: { job: JobDetail }) {
   return (
     <Section title="Nodes">
       <Table
+        cards
         caption="Nodes of the run"
         rows={job.nodes}
         rowKey={(node) => node.id}

@@ -37,6 +37,7 @@ function Origins({ provenance }: { provenance: Provenances }) {
       />
       {provenance.data.length > 0 && (
         <Table
+          cards
           caption="Data that was read"
           rows={provenance.data}
           rowKey={(_, index) => index}
@@ -50,6 +51,7 @@ function Origins({ provenance }: { provenance: Provenances }) {
       )}
       {provenance.results.length > 0 && (
         <Table
+          cards
           caption="Results of the nodes"
           rows={provenance.results}
           rowKey={(result) => `${result.node}/${result.port}`}
@@ -103,6 +105,7 @@ function Training({ training }: { training: Provenances["trainings"][number] }) 
       />
       {lineage.length > 0 && (
         <Table
+          cards
           caption={`Lineage of ${training.node}`}
           rows={lineage}
           rowKey={(_, index) => index}
