@@ -33,10 +33,10 @@ from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
 from trainyard.stores.openai_records import FileRecord, FineTuningRecord, UploadRecord
-from trainyard.surfaces.openai import events, files, job_bodies, jobs, models, uploads
+from trainyard.surfaces.openai import events, fields, files, job_bodies, jobs, models, uploads
 from trainyard.surfaces.openai.app import ROUTES
 from trainyard.surfaces.openai.calls import WireCall, list_of
-from trainyard.surfaces.openai.requests import plan_job
+from trainyard.surfaces.openai.requests import JobFiles, plan_job
 
 JOB = "/fine_tuning/jobs/{fine_tuning_job_id}"
 REQUESTS: Mapping[tuple[str, str], type[BaseModel]] = {
@@ -51,8 +51,6 @@ FORMS = {
     ("POST", "/files"): {"file", *files.FileForm.model_fields},
     ("POST", "/uploads/{upload_id}/parts"): {"data"},
 }
-REFUSED_HERE = {("POST", "/fine_tuning/jobs"): {"validation_file", "integrations"}}
-"""Fields of a body that are read only to be refused by their name."""
 REFUSED_ROUTES = {"/embeddings"}
 
 
@@ -68,7 +66,7 @@ def sample_records() -> tuple[FileRecord, UploadRecord, FineTuningRecord, JobDet
         mime_type="application/jsonl", expires=now + 3600,
     )  # fmt: skip
     body = job_bodies.CreateJobBody(model="starter", training_file=file.id, metadata={"team": "a"})
-    planned = plan_job(body, file, "job", Settings())
+    planned = plan_job(body, JobFiles(file), "job", Settings())
     job = FineTuningRecord(
         id="ftjob-000000000000", created=now, request=planned.request, name="job", job="job-000000000000",
         model="ft:starter:default::000000000000",
@@ -183,7 +181,7 @@ def required_fields(document: Mapping[str, Any], schema: Mapping[str, Any]) -> l
 def fields_taken(route: tuple[str, str]) -> set[str]:
     if route in FORMS:
         return set(FORMS[route])
-    return set(REQUESTS[route].model_fields) - REFUSED_HERE.get(route, set()) if route in REQUESTS else set()
+    return set(REQUESTS[route].model_fields) - fields.REFUSED.get(route[1], {}).keys() if route in REQUESTS else set()
 
 
 def build_table(document: Mapping[str, Any], folder: Path) -> tuple[list[str], list[str]]:
@@ -203,9 +201,9 @@ def build_table(document: Mapping[str, Any], folder: Path) -> tuple[list[str], l
         if path in REFUSED_ROUTES:
             lines.append(f"| {row.method} {path} | refused by name | – |")
             continue
-        fields = set(properties_of(document, content_schema(operation.get("requestBody", {}).get("content", {}))))
-        taken = fields_taken(route) & fields
-        body = f"{len(taken)} of {len(fields)}; {', '.join(sorted(fields - taken)) or 'none'}" if fields else "–"
+        names = set(properties_of(document, content_schema(operation.get("requestBody", {}).get("content", {}))))
+        taken = fields_taken(route) & names
+        body = f"{len(taken)} of {len(names)}; {', '.join(sorted(names - taken)) or 'none'}" if names else "–"
         if route not in answers:
             lines.append(f"| {row.method} {path} | the bytes of the file | {body} |")
             continue

@@ -123,7 +123,7 @@ def estimate_rows(
     if (sampled := facts.sampled.get(node.id)) and sampled.rows:
         return dict(sampled.rows), "; ".join(sampled.notes) or "rows: read"
     if isinstance(node.config, DataSourceConfig):
-        sources = (source for _, _, source in node.config.named_sets())
+        sources = (source for _, _, source in node.config.trained_sets())
         elsewhere = [str(source.hub or source.url) for source in sources if source.hub is not None or source.in_bucket]
         unseen = f"; not looked at before the run: {', '.join(elsewhere)}" if elsewhere else ""
         return {}, f"rows: not known before the files are read{unseen}"
