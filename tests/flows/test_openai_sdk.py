@@ -31,7 +31,10 @@ PARAMETERS = REPOSITORY / "tests" / "resources" / "openai_parameters.json"
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    with standing(tmp_path_factory.mktemp("openai"), tiny_model) as stack:
+    served = {"TRAINYARD_SERVE_MODELS": '["starter"]'}
+    with standing(
+        tmp_path_factory.mktemp("openai"), tiny_model, lambda stack: stack.environment.update(served)
+    ) as stack:
         yield stack
 
 
@@ -47,7 +50,8 @@ def sdk(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("sdk", VERSIONS, indirect=True)
 def test_a_whole_job_by_the_calls_of_the_sdk(stack: Stack, sdk: Path) -> None:
-    token = stack.json("tokens", "create", "--name", sdk.parents[2].name[:40], "--scope", "run")["token"]
+    name = f"sdk-{sdk.parents[2].name[-1]}"
+    token = stack.json("tokens", "create", "--name", name, "--scope", "run")["token"]
     api = running(stack.settings, "api")
     assert api is not None
     environment = {

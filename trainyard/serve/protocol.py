@@ -7,6 +7,7 @@ an answer that was made without them, so a chat template that has no place for t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,6 +23,8 @@ MAX_STOPS, MAX_CHOICES, MAX_TOOLS = 16, 8, 128
 MAX_PROMPTS = 256
 MAX_NAME = 256
 MAX_BIASES = 1024
+TYPE_OF_UNION = re.compile(r"str|int|float|bool|(list|dict)\[.*\]")
+"""A part of a location that names a type among several, not a field."""
 Parsed = TypeVar("Parsed", bound="ApiRequest")
 
 
@@ -337,7 +340,8 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or None
+        names = [str(part) for part in first["loc"] if not TYPE_OF_UNION.fullmatch(str(part))]
+        field = ".".join(names) or None
         if first["type"] == "extra_forbidden":
             raise ApiError(400, f"`{field}` is not supported by this server.", param=field) from error
         raise ApiError(400, f"{field or 'body'}: {first['msg']}", param=field) from error
