@@ -190,6 +190,7 @@ def build_table(document: Mapping[str, Any], folder: Path) -> tuple[list[str], l
     lines.append("| route | required fields of the answer | fields of the body: taken; refused by name |")
     lines.append("|---|---|---|")
     served = set()
+    counts: Counter[str] = Counter()
     for row in ROUTES:
         path = row.path.replace(":path", "")
         route = (row.method, path)
@@ -209,6 +210,7 @@ def build_table(document: Mapping[str, Any], folder: Path) -> tuple[list[str], l
             continue
         present, errors = check_answer(document, operation, answers[route])
         faults += [f"{row.method} {path}: {error}" for error in errors]
+        counts.update(dict(zip(("there", "required"), map(int, present.split("/")), strict=True)))
         faults += [f"{row.method} {path}: required fields {present}"] if len(set(present.split("/"))) > 1 else []
         lines.append(f"| {row.method} {path} | {present} | {body} |")
     others = Counter(
@@ -218,6 +220,8 @@ def build_table(document: Mapping[str, Any], folder: Path) -> tuple[list[str], l
         if method in ("get", "post", "delete", "put", "patch") and (method.upper(), path) not in served
     )
     listed = ", ".join(f"{name} {count}" for name, count in sorted(others.items()))
+    share = counts["there"] / counts["required"]
+    lines += ["", f"Required fields of these answers: {counts['there']} of {counts['required']} ({share:.0%})."]
     lines += ["", f"Not served, and answered 404 in OpenAI's shape ({sum(others.values())} routes): {listed}."]
     return lines, faults
 

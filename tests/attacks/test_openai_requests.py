@@ -26,7 +26,7 @@ from trainyard.surfaces.openai.prefix import PREFIX
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("stack faults")]
 
 EXAMPLES = os.environ.get("EXAMPLES", "30")
-SHORT_EXAMPLES = "6"
+SHORT_EXAMPLES = "20"
 LIMITS = {
     "TRAINYARD_API_REQUESTS_PER_S": "100000", "TRAINYARD_API_HEAVY_CALLS": "64",
     "TRAINYARD_API_FAILED_LOGINS": "1000000",
