@@ -81,7 +81,7 @@ def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
         return False
     set_names = {f"benchmarks.{index}.set": str(line.set) for index, line in enumerate(config.benchmarks)}
     set_names["primary"] = (config.primary or "").partition("/")[2]
-    absent = {where: name for where, name in set_names.items() if name in (*SETS, HELD_OUT_FILE) and name not in there}
+    absent = {where: name for where, name in set_names.items() if name in SETS and name not in there}
     return [{"where": where, "set": name, "there": join_words(sorted(there))} for where, name in absent.items()]
 
 

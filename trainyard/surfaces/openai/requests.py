@@ -27,6 +27,8 @@ CHECKPOINT = re.compile(r"(?P<model>ft:.+):ckpt-step-(?P<step>\d+)")
 SLUG_LENGTH = 48
 LARGEST_RATE = 1.0
 MOST_VALIDATION_ROWS = 100_000
+EPOCHS_TO_EVALUATE = 3
+"""Least epochs of a job whose validation loss is measured after each of them alone."""
 
 
 @dataclass(frozen=True)
@@ -74,26 +76,31 @@ def plan_job(body: CreateJobBody, files: JobFiles, name: str, settings: Settings
     fields = hyper.model_dump() if hyper is not None else {}
     stage = stage_of(method, fields)
     dataset: JsonObject = {"path": files.training.path, "format": "openai"}
-    answer, evaluation = None, None
+    answer = None
     if method.type == "reinforcement":
         assert method.reinforcement is not None
         graded = read_grader(method.reinforcement.grader)
         stage["rewards"], answer = list(graded.rewards), graded.answer
         dataset["format"] = "prompts"
         dataset |= {"columns": {"messages": "messages", "answer": answer}} if answer is not None else {}
-    if files.validation is not None:
-        dataset["heldout"] = {"path": files.validation.path, "format": "openai"}
-        evaluation = {"set": "heldout", "max_rows": MOST_VALIDATION_ROWS, "keep_best": 0}
     parameters = {
         "name": name, "tenant": settings.tenant, "base_model": body.model, "dataset": dataset, "stage": stage,
         "hyperparameters": hyperparameters_of(body, method, fields),
-        **({"eval": evaluation} if evaluation is not None else {}),
     }  # fmt: skip
     request = body.model_dump(mode="json", exclude_none=True) | {"method": method.model_dump(exclude_none=True)}
     resolved = resolve(parameters, settings)
     request["method"][method.type] = shown_method(method, fields, resolved)
     request["seed"] = resolved.hyperparameters.seed
+    if files.validation is not None:
+        dataset["heldout"] = {"path": files.validation.path, "format": "openai"}
+        parameters["eval"] = evaluation_of(resolved)
     return PlannedJob(parameters, request, answer)
+
+
+def evaluation_of(resolved: TrainerConfig) -> JsonObject:
+    """Return how often a validation file is evaluated: after each epoch, of few epochs as often as is cheap."""
+    every = {"steps": "epoch"} if (resolved.hyperparameters.epochs or 0) >= EPOCHS_TO_EVALUATE else {}
+    return {"set": "heldout", "max_rows": MOST_VALIDATION_ROWS, "keep_best": 0, **every}
 
 
 def refuse_unsupported(body: CreateJobBody) -> None:

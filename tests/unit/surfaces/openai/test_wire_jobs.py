@@ -82,7 +82,8 @@ def test_a_validation_file_is_evaluated_and_not_trained() -> None:
     chain = chain_of_job(JobSpec.model_validate(planned.parameters))
     source, trainer = (node.config for node in chain.nodes)
     assert source.heldout.path == "uploads/b.jsonl"
-    assert (trainer.eval.set, trainer.eval.keep_best) == ("heldout", 0)
+    assert (trainer.eval.set, trainer.eval.keep_best, trainer.eval.steps) == ("heldout", 0, "epoch")
+    assert "steps" not in plan(validation_file="file-1", hyperparameters={"n_epochs": 2}).parameters["eval"]
     assert planned.request["validation_file"] == "file-1"
 
 
