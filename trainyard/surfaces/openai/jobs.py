@@ -150,8 +150,8 @@ def list_jobs(call: WireCall) -> JsonObject:
     filters = metadata_filter(call)
     records = call.jobs.list(lambda record: has_metadata(record, filters))
     page, has_more = page_of(records, query.after, query.limit, "fine-tuning job")
-    shown = ((record, find_job(call, record)) for record in page)
-    jobs = [describe_job(with_results(call, record, job), job) for record, job in shown]
+    pairs = ((record, find_job(call, record)) for record in page)
+    jobs = [describe_job(with_results(call, record, job), job) for record, job in pairs]
     return {"object": "list", "data": jobs, "has_more": has_more}
 
 

@@ -33,21 +33,21 @@ def fuzzy_match(text: str, reference: str) -> float:
     return fuzz.ratio(text, reference) / 100
 
 
-def count_grams(words: Sequence[str], size: int) -> Counter[tuple[str, ...]]:
-    return Counter(tuple(words[start : start + size]) for start in range(len(words) - size + 1))
+def count_grams(tokens: Sequence[str], size: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(tokens[start : start + size]) for start in range(len(tokens) - size + 1))
 
 
 def bleu(text: str, reference: str) -> float:
-    words, expected = text.split(), reference.split()
-    sizes = range(1, min(LONGEST_GRAM, len(words)) + 1)
-    matches = [(count_grams(words, size) & count_grams(expected, size)).total() for size in sizes]
+    tokens, expected = text.split(), reference.split()
+    sizes = range(1, min(LONGEST_GRAM, len(tokens)) + 1)
+    matches = [(count_grams(tokens, size) & count_grams(expected, size)).total() for size in sizes]
     if not matches or not matches[0]:
         return 0.0
     missing, logs = 0, []
     for size, count in zip(sizes, matches, strict=True):
         missing += not count
-        logs.append(math.log((count or 0.5**missing) / (len(words) - size + 1)))
-    brevity = min(0.0, 1 - len(expected) / len(words))
+        logs.append(math.log((count or 0.5**missing) / (len(tokens) - size + 1)))
+    brevity = min(0.0, 1 - len(expected) / len(tokens))
     return math.exp(brevity + math.fsum(logs) / len(logs))
 
 
@@ -66,8 +66,8 @@ def rouge(text: str, reference: str, size: int) -> float:
 
 
 def rouge_l(text: str, reference: str) -> float:
-    words, expected = (WORD.findall(side.lower()) for side in (text, reference))
-    return f1(LCSseq.similarity(words, expected), len(words), len(expected))
+    tokens, expected = (WORD.findall(side.lower()) for side in (text, reference))
+    return f1(LCSseq.similarity(tokens, expected), len(tokens), len(expected))
 
 
 def f1(common: int, first: int, second: int) -> float:
