@@ -102,7 +102,7 @@ class ThoughtReader:
         return {CONTENT: self.plain} if self.plain else {}
 
     def end(self) -> dict[str, str]:
-        """Return what was held back until the answer has ended."""
+        """Return what waited for the end of the answer."""
         if self.thinks is None:
             self.thinks = False
             return {CONTENT: self.plain} if self.plain else {}

@@ -7,9 +7,7 @@ content is the base64 of a CSV; a column that a stage does not measure is empty.
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -43,12 +41,8 @@ def keep_results(call: WireCall, record: FineTuningRecord, points: Sequence[Poin
 
 def write_csv(points: Sequence[Point]) -> str:
     """Return the columns of OpenAI's result file, a line for each step."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for point in points:
-        writer.writerow((point.step, write_number(point.loss), "", write_number(point.eval_loss), ""))
-    return stream.getvalue()
+    rows = ((str(point.step), write_number(point.loss), "", write_number(point.eval_loss), "") for point in points)
+    return "".join(",".join(row) + "\n" for row in (COLUMNS, *rows))
 
 
 def write_number(value: float | None) -> str:
