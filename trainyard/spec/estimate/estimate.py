@@ -58,7 +58,7 @@ class Known:
     """Base model's name -> shape."""
     device: Device = Device.CPU
     timings: Mapping[str, Timings] = field(default_factory=dict)
-    """Node id -> what was measured on this machine for trainings like it."""
+    """Node id -> measurements of similar trainings on this machine."""
     data: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Node id -> names of the data set that reaches it."""
     tokens_per_row: Mapping[str, float] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Known:
     queue_s: float | None = 0.0
     """Until the device is free; None where that is not known."""
     sampled: Mapping[str, SampledNode] = field(default_factory=dict)
-    """Node id -> what was read of it."""
+    """Node id -> its sample."""
 
 
 class Estimate(Strict):
@@ -124,7 +124,7 @@ def estimate_rows(
     if sampled.rows:
         return dict(sampled.rows), "; ".join(sampled.notes) or "rows: read"
     rows, basis = derive_rows(node, earlier, generators)
-    notes = () if isinstance(node.config, TrainerConfig) else sampled.notes  # a trainer's stand next to its steps
+    notes = () if isinstance(node.config, TrainerConfig) else sampled.notes  # those of a trainer are next to its steps
     return rows, "; ".join(filter(None, (basis, *notes)))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.app.context import Caller, Context
-from trainyard.app.sessions.call import ask_session
+from trainyard.app.sessions.calls import ask_session
 from trainyard.app.sessions.life import describe_session
 from trainyard.backends.sessions.records import (
     SOCKET_FILE,
