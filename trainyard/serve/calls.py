@@ -81,7 +81,7 @@ class ThoughtReader:
         self.writer = TextWriter(renderer.tokenizer, generation.stops, skips_special=False)
         self.thinks: bool | None = True if opened else None if self.markers else False
         """None until it is known."""
-        self.begun, self.plain, self.space = "", "", ""
+        self.start, self.plain, self.space = "", "", ""
         """The beginning that may be a marker, with and without special tokens; the last white space of the thoughts."""
         self.fields = {REASONING: "", CONTENT: ""}
 
@@ -92,11 +92,11 @@ class ThoughtReader:
         text = self.writer.add(step.token) if step.token >= 0 else ""
         if self.thinks:
             return self.feed(text)
-        self.begun, self.plain = (self.begun + text).lstrip(), self.plain + step.text
-        if any(map(self.begun.startswith, self.markers)):
+        self.start, self.plain = (self.start + text).lstrip(), self.plain + step.text
+        if any(map(self.start.startswith, self.markers)):
             self.thinks = True
-            return self.feed(self.begun)
-        if any(marker.startswith(self.begun) for marker in self.markers):
+            return self.feed(self.start)
+        if any(marker.startswith(self.start) for marker in self.markers):
             return {}
         self.thinks = False
         return {CONTENT: self.plain} if self.plain else {}

@@ -109,7 +109,6 @@ def refuse_fields(path: str, body: Mapping[str, object]) -> None:
 
 def write_fields(path: str) -> list[str]:
     """Return the lines of the table of a path's fields."""
-    taken, refused = TAKEN[path], REFUSED[path]
-    rows = {name: f"| `{name}` | {text} |" for name, text in taken.items()}
-    rows |= {name: f"| `{name}` | refused: {text} |" for name, text in refused.items()}
+    rows = {name: f"| `{name}` | {text} |" for name, text in TAKEN[path].items()}
+    rows |= {name: f"| `{name}` | refused: {text} |" for name, text in REFUSED[path].items()}
     return [f"| field of POST {path} | values |", "|---|---|", *(rows[name] for name in sorted(rows))]

@@ -126,8 +126,8 @@ def is_there(call: WireCall, record: FileRecord, now: float) -> bool:
 def path_of(call: WireCall, record: FileRecord) -> Path:
     """Return where the bytes of a file are: an upload, or the metrics of a job."""
     folder = call.settings.tenant_folder(call.settings.tenant)
-    kept = folder / FOLDER / "results" if record.purpose == RESULTS_PURPOSE else folder / UPLOADS
-    return kept / record.name
+    parent = folder / FOLDER / "results" if record.purpose == RESULTS_PURPOSE else folder / UPLOADS
+    return parent / record.name
 
 
 def find_file(call: WireCall, file_id: str, param: str = "id") -> FileRecord:
