@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.flows.real_stack import Stack, standing, until
+from tests.flows.real_stack import Stack, standing, wait_until
 from trainyard.app.services import running
 from trainyard.serve.embedded import find_running
 
@@ -103,7 +103,7 @@ def train(wire: httpx.Client) -> dict[str, Any]:
     body = {"model": "starter", "training_file": file, "hyperparameters": hyperparameters}
     job = wire.post("/fine_tuning/jobs", json=body).json()
     ended = ("succeeded", "failed", "cancelled")
-    until(lambda: wire.get(f"/fine_tuning/jobs/{job['id']}").json()["status"] in ended, 300, "the job", every_s=1)
+    wait_until(lambda: wire.get(f"/fine_tuning/jobs/{job['id']}").json()["status"] in ended, 300, "the job", every_s=1)
     shown: dict[str, Any] = wire.get(f"/fine_tuning/jobs/{job['id']}").json()
     assert shown["status"] == "succeeded", shown
     return shown
@@ -150,7 +150,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_leaves_nothing(stack: St
         events = answer.iter_lines()
         assert next(events).startswith("data: ")
         assert count_connections() == 1
-    until(lambda: read_gauge("trainyard_server_cancelled_total") == left + 1, 10, "the end of the generation")
+    wait_until(lambda: read_gauge("trainyard_server_cancelled_total") == left + 1, 10, "the end of the generation")
     assert read_gauge("trainyard_server_running") == 0
-    until(lambda: count_connections() == 0, 10, "the end of the connection")
+    wait_until(lambda: count_connections() == 0, 10, "the end of the connection")
     assert wire.post("/completions", json={**body, "stream": False, "max_tokens": 2}).status_code == 200
