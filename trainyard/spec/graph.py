@@ -7,10 +7,11 @@ pure: they read no file and no setting. Cost: 10,000 nodes in under two seconds,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
+from typing import TypeGuard
 
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.axis import Strict
@@ -309,16 +310,21 @@ def complete(ordered: Sequence[PortNode], wiring: Wiring, tenant: str, base_mode
     }
 
 
-def find_extracted(inputs: Mapping[str, Mapping[Port, Sequence[Source]]], configs: Mapping[str, Strict]) -> set[str]:
-    """Return the nodes whose rows are questions and answers that a generator takes from a text by rule: generators, the
-    validators after them, and all that reads from either.
+def find_extracted(
+    inputs: Mapping[str, Mapping[Port, Sequence[Source]]],
+    configs: Mapping[str, Strict],
+    extracts: Callable[[Strict], bool] | None = None,
+) -> set[str]:
+    """Return the nodes whose rows a generator takes from a text by rule: generators, the validators after them, and all
+    that reads from either. Generators are those that `extracts` says; default: those of questions and answers.
     """
+    extracts = extracts or extracts_pairs
     readers: dict[str, list[str]] = {}
     for node_id in configs:
         for port in DATA_PORTS:
             for source in inputs[node_id].get(port, ()):
                 readers.setdefault(source.node_id, []).append(node_id)
-    left = [node_id for node_id, config in configs.items() if extracts_pairs(config)]
+    left = [node_id for node_id, config in configs.items() if extracts(config)]
     extracted = set(left)
     while left:
         for reader in readers.get(left.pop(), ()):
@@ -330,7 +336,12 @@ def find_extracted(inputs: Mapping[str, Mapping[Port, Sequence[Source]]], config
 
 def extracts_pairs(config: Strict) -> bool:
     """Return whether a config, complete or not, takes questions and answers from a text by rule."""
-    if not isinstance(config, AiGeneratorConfig) or config.template is not GenerationTemplate.QA:
+    return works_by_rule(config) and config.template is GenerationTemplate.QA
+
+
+def works_by_rule(config: Strict) -> TypeGuard[AiGeneratorConfig]:
+    """Return whether a config, complete or not, is that of a generator without a model."""
+    if not isinstance(config, AiGeneratorConfig):
         return False
     by_default = config.engine is None and config.model is None
     return by_default or config.engine is GeneratorKind.EXTRACTIVE

@@ -25,6 +25,7 @@ from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import (
     DEFAULT_GROUP,
+    STAGE_SETTINGS,
     AnyStage,
     EvalMetric,
     GrpoSettings,
@@ -253,11 +254,15 @@ class RopeScaling(Strict):
         return value
 
 
+UNNAMED_STAGE = STAGE_SETTINGS[Stage.SFT].model_construct(set(), type=Stage.SFT)
+"""The stage of a training that names none: no field of it is set, so that a check may ask where its rows fit others."""
+
+
 class TrainingSettings(Strict):
     """Common settings of a trainer node and the body of a job."""
 
     stage: AnyStage = Field(
-        Stage.SFT.settings(),
+        UNNAMED_STAGE,
         description="Objective that is trained.",
         json_schema_extra={"default": Stage.SFT.value},
     )

@@ -113,6 +113,13 @@ def section(page: int) -> str:
     return f"## How to {{0}} boxes of kind {page}\n\nTo {{0}} a box of kind {page} takes {page}{{1:02}} minutes.\n\n"
 
 
+def test_the_rules_begin_no_document_after_their_time(tmp_path: Path) -> None:
+    config = AiGeneratorConfig(count=18)
+    produced = generate(config, three_pages(tmp_path), tmp_path, complete=None, report=silent, deadline=0.0)
+    assert produced.facts["documents"] == 1
+    assert {row.doc_id for row in read_port_rows(tmp_path)} == {"doc0"}
+
+
 @pytest.mark.parametrize(("count", "pages"), [(60, 30), (60, 12), (40, 3)])
 def test_count_is_what_is_left_to_train_on(tmp_path: Path, count: int, pages: int) -> None:
     """Rows of held-out documents, unseen and spare wordings come on top, as the validator behind it will take them."""

@@ -17,6 +17,7 @@ from trainyard.stores.artifacts import Reference
 DEFAULT_ROLE = "assistant"
 UNNAMED = "training-job"
 """Name of a chain without one."""
+NOT_EVALUATED = "  # nothing was held out and evaluated"
 
 
 def next_commands(result: RunResult, folder: Path, known_as: str = "") -> tuple[str, ...]:
@@ -51,10 +52,11 @@ def use_result(label: str, reference: Reference, result: RunResult, folder: Path
     roles = [(node.get("config") or {}).get("role") for node in read_nodes(folder).values()]
     named = result.chain if result.chain and result.chain != UNNAMED else DEFAULT_ROLE
     role = next(filter(None, reversed(roles)), named)
+    evaluated = any(Port.REPORT in node.outputs for node in result.nodes)
     return [
         f"trainyard chat {label}",
         f"trainyard serve {label}",
-        f"trainyard adapters register {label} --role {role} --promote",
+        f"trainyard adapters register {label} --role {role} --promote{'' if evaluated else NOT_EVALUATED}",
         f"trainyard adapters convert {label} {role}.gguf --to gguf",
         f"trainyard adapters merge {label} {role}-merged",
     ]

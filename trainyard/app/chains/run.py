@@ -72,7 +72,7 @@ def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]
         return few_rows
 
     is_job = located_request.deployment == JOB_DEPLOYMENT
-    waits = refuse_or_wait(chain, settings, is_job=is_job, allows=allows)
+    waits = refuse_or_wait(chain, settings, is_job=is_job, allows=allows, say=context.say)
     own_tags = (*own_tags, FEW_ROWS_TAG) if few_rows and FEW_ROWS_TAG not in request.tags else own_tags
     own_tags = (*own_tags, f"{GROUP_TAG}{request.group}") if request.group else own_tags
     tags = (*request.tags, *own_tags, *refresh_tags(request, chain), *tags_of(chain, context))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from trainyard.spec.graph import check
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.migrate import list_deprecated, spell_out
+from trainyard.spec.ports import ROW_SUFFIXES
 from trainyard.spec.roles import name_current_folder
 from trainyard.spec.templates import TEMPLATES
 
@@ -26,6 +28,8 @@ JOB_DEPLOYMENT = f"{JOB}/local"
 NAMES = (*TEMPLATES, JOB)
 """What `plan` and `run` accept instead of a file."""
 PRESETS = "deployments/presets"
+DATA_SUFFIXES = frozenset(ROW_SUFFIXES) - {".json"}
+"""Of files that are rows and never a chain."""
 
 
 class ChainRequest(BaseModel):
@@ -75,9 +79,17 @@ def parse_request(
 
 def find_file(target: str) -> Path:
     """Return the file of that name. Raises `NotFound` (`E-PARAMETER`)."""
+    path = None
     with suppress(OSError, ValueError):  # a name that no file can have, such as a very long one
-        if Path(target).is_file():
-            return Path(target)
+        path = Path(target) if Path(target).is_file() else None
+    if path is not None and path.suffix.lower() in DATA_SUFFIXES:
+        raise InvalidInput(
+            f"{target} is a data file, not a chain or a job.",
+            do=f"Train on it: trainyard jobs create -p dataset.path={shlex.quote(target)}",
+            code="E-SPEC-SYNTAX",
+        )
+    if path is not None:
+        return path
     raise NotFound(
         f"There is neither a template nor a file {target!r}.",
         why=f"Templates are {', '.join(NAMES)}.",

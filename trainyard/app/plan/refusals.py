@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from trainyard.app.plan.keys import Dependency, dependencies, model_digest
 from trainyard.app.plan.machine import find_base_folder, is_local, list_trainers, read_machine_facts, read_memory_bytes
 from trainyard.backends.base import probe
+from trainyard.callbacks import ignore
 from trainyard.compute.gpus import list_devices
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO, FILE_ENDING, choose_template
@@ -59,13 +60,16 @@ def refuse_or_wait(
     is_job: bool,
     allows: Callable[[Sequence[Reason]], bool] = refuse_all,
     read_data: bool = True,
+    say: Callable[[str], None] = ignore,
 ) -> str:
     """Return why a job has to wait: no trainer, and the command that installs it; empty if it, or a chain, can run.
 
-    `allows` is asked about a run on too few rows (`E-FEW-ROWS`). Raises `Refused` with every reason when something
-    else prevents the run.
+    `allows` is asked about a run on too few rows (`E-FEW-ROWS`); `say` gets what was not read. Raises `Refused` with
+    every reason when something else prevents the run.
     """
-    reasons, shortages, _, _ = check_chain(chain, settings, read_data=read_data)
+    reasons, shortages, _, unread = check_chain(chain, settings, read_data=read_data)
+    for text in unread:
+        say(f"{text}: the run may still refuse what follows")
     if reasons and not (is_job and all(reason.code == MISSING for reason in reasons)):
         raise Refused(reasons)
     if shortages and not allows(shortages):

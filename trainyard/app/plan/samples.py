@@ -32,7 +32,7 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.estimate import SampledNode
 from trainyard.spec.estimate.verdict import find_floor
-from trainyard.spec.graph import find_extracted
+from trainyard.spec.graph import find_extracted, works_by_rule
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.ports import ROW_PORTS
 from trainyard.spec.training import STARTER, TrainerConfig
@@ -52,6 +52,10 @@ ANYWAY = (
 STARTER_SUCCESS = (
     "The base is the starter, five million parameters. It learns sentences of these documents by heart, and answers "
     "next to no question in words of your own: none of 15 that a reader asked three of its adapters."
+)
+STARTER_CODE = (
+    "The base is the starter, five million parameters. It learns these functions and commits by heart and writes none "
+    "of its own: nothing that a reader asked adapters of three repositories was right."
 )
 STARTER_TOKENS = 20_000
 """Tokens of rows that the starter can learn. 120 chats of 4,200 tokens end at a loss of 0.04, 299 of 41,000 at 3.2."""
@@ -179,7 +183,9 @@ class Reading:
     def ask_about_starter(self, refused: frozenset[str]) -> None:
         """Ask before the starter is trained on pairs of the user's documents by rule, or on more than it can learn."""
         nodes = [self.chain.node(node_id) for node_id in self.chain.order]
-        extracted = find_extracted({node.id: node.inputs for node in nodes}, {node.id: node.config for node in nodes})
+        inputs, configs = {node.id: node.inputs for node in nodes}, {node.id: node.config for node in nodes}
+        extracted = find_extracted(inputs, configs)
+        by_rule = find_extracted(inputs, configs, works_by_rule)
         reasons: dict[str, str] = {}
         for node in nodes:
             node_id = node.id
@@ -189,6 +195,8 @@ class Reading:
             tokens = self.sft_tokens.get(node_id, 0)
             if node_id in extracted:
                 reasons[node_id] = STARTER_SUCCESS
+            elif node_id in by_rule and node.config.stage.type is Stage.SFT:
+                reasons[node_id] = STARTER_CODE
             elif tokens > STARTER_TOKENS and node.config.hyperparameters.max_steps is None:
                 reasons[node_id] = (
                     f"The base is the starter, five million parameters, and the rows have {tokens:,} tokens. It can "
@@ -346,7 +354,9 @@ class Reading:
             because = (
                 f"The rules find {rows:,} rows of {requested:,} (config.count {config.count:,}) in these documents."
             )
-            self.add_shortage(node.id, "config.count", because, "Name a model that writes more, or lower count. ")
+            most = rows * LEAST_SHARE
+            instead = f"Name a model that writes more, give more of them, or set count to at most {most:,}. "
+            self.add_shortage(node.id, "config.count", because, instead)
 
     def validate(self, node: ResolvedNode, config: ValidatorConfig) -> None:
         """Run the validator on what was read."""
@@ -395,6 +405,8 @@ class Reading:
         sample_set = self.first(node, *(port for port in node.inputs if port in DATA_PORTS))
         if sample_set.port not in (*config.stage.facts.ports, *config.stage.facts.instead):
             raise self.nothing_arrives(node, *config.stage.facts.ports)
+        if sample_set.port in config.stage.facts.instead and not config.stage.model_fields_set:
+            self.ask_for_stage(node, sample_set.port, config.stage.type)
         self.judge_verdict(node, sample_set)
         base = find_base_folder(config.base_model or self.settings.default_base_model, self.settings)
         made_before = any(port is Port.MODEL for port in node.inputs)
@@ -425,6 +437,21 @@ class Reading:
                 "whole": sample_set.whole and fitted.rows == sample_set.rows, "notes": (*sampled_node.notes, *notes),
             }
         )  # fmt: skip
+
+    def ask_for_stage(self, node: ResolvedNode, port: Port, default: Stage) -> None:
+        """Add a reason where a trainer without a stage would learn one side of its rows, and none after it learns from
+        both.
+        """
+        stages = sorted((stage for stage in Stage if port in stage.facts.ports), key=lambda stage: stage.value)
+        others = [other.config for other in self.chain.nodes if isinstance(other.config, TrainerConfig)]
+        if any(other.stage.type in stages for other in others):
+            return
+        because = (
+            f"The rows are {port.value} rows, and no stage is named: {default} would learn their chosen side alone."
+        )
+        names = " or ".join(f"stage={stage}" for stage in stages)
+        instead = f"Write {names} to learn from both sides, or stage={default} for the chosen side."
+        self.sample.reasons.append(Reason("R-PORT", node.id, "config.stage", because, instead))
 
     def judge_verdict(self, node: ResolvedNode, sample_set: SampleSet) -> None:
         """Say whether the chain's gate could decide on these rows."""

@@ -234,3 +234,29 @@ def test_check_says_what_it_had_no_time_to_read(here: Settings) -> None:
     (file,) = check(CheckInput(files=(here.working_folder / "chain.yaml",)), Context(hurried)).files
     assert file.ok
     assert any("0.0001 s" in note and note.endswith("a run may still refuse what follows") for note in file.notes)
+
+
+PAIR = {"prompt": "A valve?", "chosen": "It opens slowly.", "rejected": "No."}
+DPO = {"type": "trainer", "config": {"stage": "dpo"}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "later", "codes"),
+    [({}, [], ["R-PORT"]), ({"stage": "sft"}, [], []), ({"stage": "dpo"}, [], []), ({}, [DPO], [])],
+)
+def test_pairs_without_a_stage_are_not_trained_by_their_chosen_side_alone(
+    stage: dict[str, Any], later: list[dict[str, Any]], codes: list[str], here: Settings
+) -> None:
+    (here.working_folder / "pairs.jsonl").write_text(make_lines(PAIR))
+    nodes = [{"type": "data_source", "config": {"path": "pairs.jsonl"}}, {"type": "trainer", "config": stage}, *later]
+    chain = resolve_chain(parse_request({"name": "checked", "nodes": nodes}).spec, here)
+    reasons = list_refusals(chain, here)
+    assert [reason.code for reason in reasons] == codes
+    assert all("stage=dpo" in reason.instead and reason.field == "config.stage" for reason in reasons)
+
+
+def test_a_data_file_is_no_chain(here: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here.working_folder / "rows.jsonl").write_text(make_lines(PAIR))
+    monkeypatch.chdir(here.working_folder)
+    with pytest.raises(TrainyardError, match=r"data file.*jobs create -p dataset\.path=rows\.jsonl"):
+        parse_request("rows.jsonl")
