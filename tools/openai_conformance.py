@@ -33,10 +33,10 @@ from trainyard.settings import Settings
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
 from trainyard.stores.openai_records import FileRecord, FineTuningRecord, UploadRecord
-from trainyard.surfaces.openai import events, files, job_bodies, jobs, models, uploads
+from trainyard.surfaces.openai import events, fields, files, job_bodies, jobs, models, uploads
 from trainyard.surfaces.openai.app import ROUTES
 from trainyard.surfaces.openai.calls import WireCall, list_of
-from trainyard.surfaces.openai.requests import plan_job
+from trainyard.surfaces.openai.requests import JobFiles, plan_job
 
 JOB = "/fine_tuning/jobs/{fine_tuning_job_id}"
 REQUESTS: Mapping[tuple[str, str], type[BaseModel]] = {
@@ -51,8 +51,6 @@ FORMS = {
     ("POST", "/files"): {"file", *files.FileForm.model_fields},
     ("POST", "/uploads/{upload_id}/parts"): {"data"},
 }
-REFUSED_HERE = {("POST", "/fine_tuning/jobs"): {"validation_file", "integrations"}}
-"""Fields of a body that are read only to be refused by their name."""
 REFUSED_ROUTES = {"/embeddings"}
 
 
@@ -68,7 +66,7 @@ def sample_records() -> tuple[FileRecord, UploadRecord, FineTuningRecord, JobDet
         mime_type="application/jsonl", expires=now + 3600,
     )  # fmt: skip
     body = job_bodies.CreateJobBody(model="starter", training_file=file.id, metadata={"team": "a"})
-    planned = plan_job(body, file, "job", Settings())
+    planned = plan_job(body, JobFiles(file), "job", Settings())
     job = FineTuningRecord(
         id="ftjob-000000000000", created=now, request=planned.request, name="job", job="job-000000000000",
         model="ft:starter:default::000000000000",
@@ -183,7 +181,7 @@ def required_fields(document: Mapping[str, Any], schema: Mapping[str, Any]) -> l
 def fields_taken(route: tuple[str, str]) -> set[str]:
     if route in FORMS:
         return set(FORMS[route])
-    return set(REQUESTS[route].model_fields) - REFUSED_HERE.get(route, set()) if route in REQUESTS else set()
+    return set(REQUESTS[route].model_fields) - fields.REFUSED.get(route[1], {}).keys() if route in REQUESTS else set()
 
 
 def build_table(document: Mapping[str, Any], folder: Path) -> tuple[list[str], list[str]]:
@@ -192,6 +190,7 @@ def build_table(document: Mapping[str, Any], folder: Path) -> tuple[list[str], l
     lines.append("| route | required fields of the answer | fields of the body: taken; refused by name |")
     lines.append("|---|---|---|")
     served = set()
+    counts: Counter[str] = Counter()
     for row in ROUTES:
         path = row.path.replace(":path", "")
         route = (row.method, path)
@@ -203,14 +202,15 @@ def build_table(document: Mapping[str, Any], folder: Path) -> tuple[list[str], l
         if path in REFUSED_ROUTES:
             lines.append(f"| {row.method} {path} | refused by name | – |")
             continue
-        fields = set(properties_of(document, content_schema(operation.get("requestBody", {}).get("content", {}))))
-        taken = fields_taken(route) & fields
-        body = f"{len(taken)} of {len(fields)}; {', '.join(sorted(fields - taken)) or 'none'}" if fields else "–"
+        names = set(properties_of(document, content_schema(operation.get("requestBody", {}).get("content", {}))))
+        taken = fields_taken(route) & names
+        body = f"{len(taken)} of {len(names)}; {', '.join(sorted(names - taken)) or 'none'}" if names else "–"
         if route not in answers:
             lines.append(f"| {row.method} {path} | the bytes of the file | {body} |")
             continue
         present, errors = check_answer(document, operation, answers[route])
         faults += [f"{row.method} {path}: {error}" for error in errors]
+        counts.update(dict(zip(("there", "required"), map(int, present.split("/")), strict=True)))
         faults += [f"{row.method} {path}: required fields {present}"] if len(set(present.split("/"))) > 1 else []
         lines.append(f"| {row.method} {path} | {present} | {body} |")
     others = Counter(
@@ -220,6 +220,8 @@ def build_table(document: Mapping[str, Any], folder: Path) -> tuple[list[str], l
         if method in ("get", "post", "delete", "put", "patch") and (method.upper(), path) not in served
     )
     listed = ", ".join(f"{name} {count}" for name, count in sorted(others.items()))
+    share = counts["there"] / counts["required"]
+    lines += ["", f"Required fields of these answers: {counts['there']} of {counts['required']} ({share:.0%})."]
     lines += ["", f"Not served, and answered 404 in OpenAI's shape ({sum(others.values())} routes): {listed}."]
     return lines, faults
 

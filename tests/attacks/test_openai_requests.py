@@ -23,9 +23,10 @@ from trainyard.surfaces.openai import files, job_bodies
 from trainyard.surfaces.openai.app import ROUTES
 from trainyard.surfaces.openai.prefix import PREFIX
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1200), pytest.mark.xdist_group("stack faults")]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("stack faults")]
 
 EXAMPLES = os.environ.get("EXAMPLES", "30")
+SHORT_EXAMPLES = "20"
 LIMITS = {
     "TRAINYARD_API_REQUESTS_PER_S": "100000", "TRAINYARD_API_HEAVY_CALLS": "64",
     "TRAINYARD_API_FAILED_LOGINS": "1000000",
@@ -76,22 +77,34 @@ def stack(tmp_path: Path, tiny_model: Path) -> Iterator[Stack]:
         yield stack
 
 
+@pytest.mark.integration
+def test_few_requests_of_every_kind_do_not_fail_the_service(stack: Stack, tmp_path: Path) -> None:
+    assert attack(stack, tmp_path, phases="fuzzing", examples=SHORT_EXAMPLES) > len(ROUTES)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
 def test_no_request_fails_the_service(stack: Stack, tmp_path: Path) -> None:
+    assert attack(stack, tmp_path, phases="examples,coverage,fuzzing", examples=EXAMPLES) > 300
+
+
+def attack(stack: Stack, folder: Path, *, phases: str, examples: str) -> int:
+    """Send generated requests and return their number, none of which may fail the service."""
     token = stack.json("tokens", "create", "--name", "fuzz", "--scope", "run")["token"]
     api = running(stack.settings, "api")
     assert api is not None
-    (tmp_path / "wire.json").write_text(json.dumps(write_document()))
+    (folder / "wire.json").write_text(json.dumps(write_document()))
     argv = [
         sys.executable, "-m", "schemathesis.cli", "run", "wire.json", "--url", f"{api.url}{PREFIX}",
-        "--header", f"Authorization: Bearer {token}", "--phases", "examples,coverage,fuzzing",
-        "--checks", "not_a_server_error", "--max-examples", EXAMPLES, "--continue-on-failure",
+        "--header", f"Authorization: Bearer {token}", "--phases", phases,
+        "--checks", "not_a_server_error", "--max-examples", examples, "--continue-on-failure",
         "--request-timeout", "60", "--no-color",
     ]  # fmt: skip
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1100)
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=1100)
     assert done.returncode == 0, done.stdout[done.stdout.find("= FAILURES =") :][:8000]
-    match = GENERATED.search(done.stdout)
-    assert match is not None
-    assert int(match[1]) > 300
     log = (stack.settings.services / "api.log").read_text()
     assert "Traceback" not in log
     assert "E-BUG" not in log
+    match = GENERATED.search(done.stdout)
+    assert match is not None
+    return int(match[1])

@@ -96,7 +96,7 @@ def read_held_out_rows(job: TrainingJob, name: str) -> Iterable[Any]:
     if not rows:
         raise InvalidInput(
             f"The data set has no rows in its held-out set {name}.",
-            why="Held-out sets are made by the validator before the trainer.",
+            why="Held-out sets are made by the validator before the trainer, or read by its data source.",
             do="Write `eval: {share: 0.05}` in place of the set, or let the validator hold out more.",
             code="E-DATA-EMPTY",
         )

@@ -36,6 +36,8 @@ EVALUATION = "evaluation"
 """Split of the rows that a trainer holds out for its own evaluations; no file has it."""
 HELD_OUT_FOLDER = "heldout"
 """Where the held-out sets of a data set are, `<set>.arrow` each."""
+HELD_OUT_SET = "heldout"
+"""The held-out set that a data source reads from a place of its own."""
 
 
 class Message(msgspec.Struct, gc=False, omit_defaults=True):

@@ -23,6 +23,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from trainyard.data.functions import find_reference
@@ -35,6 +36,7 @@ from trainyard.data.readers.selection import FileSelection, empty_set_error
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.data.remote.kinds import RemoteKind, find_kind
+from trainyard.data.rows import HELD_OUT_FOLDER, HELD_OUT_SET, ROWS_FILE
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.settings import Settings
@@ -69,16 +71,35 @@ def read_source(
         return read_mixture(config, config.mix, folder, settings=settings, report=report, limits=limits, judged=judged)
     sets = list(config.sets.items()) if config.sets else [(None, config.single())]
     outputs: dict[Port, ProducedSet] = {}
+    limit, parts = bad_rows_limit(config, judged=judged), len(sets) + (config.heldout is not None)
     with reading_service() as service:
         for number, (named, source) in enumerate(sets):
-            reading = SetReading(source, named, bad_rows_limit(config, judged=judged), settings, limits or Limits())
+            reading = SetReading(source, named, limit, settings, limits or Limits())
 
             def progress(fraction: float, text: str, number: int = number) -> None:
-                report((number + fraction) / len(sets), text)
+                report((number + fraction) / parts, text)
 
             port, part = reading.into(folder, service, progress)
             outputs[port] = part
+        if config.heldout is not None:
+            port = next(iter(outputs))
+            reading = SetReading(config.heldout, port, limit, settings, limits or Limits())
+            facts = read_held_out(reading, folder / port.value, service, partial(progress, number=1))
+            outputs[port] = outputs[port].model_copy(update={"facts": {**outputs[port].facts, "held_out_set": facts}})
     return Produced(outputs=outputs, facts={port.value: part.facts for port, part in outputs.items()})
+
+
+def read_held_out(reading: SetReading, target: Path, service: ReadingService, report: Report) -> JsonObject:
+    """Read a set into the held-out folder of another one, whose kind of rows it has. Returns its account."""
+    scratch = target / f".{HELD_OUT_SET}"
+    port, part = reading.into(scratch, service, report)
+    held_out = target / HELD_OUT_FOLDER
+    held_out.mkdir()
+    (scratch / port.value / ROWS_FILE).rename(held_out / f"{HELD_OUT_SET}.arrow")
+    for name in (REPORT_FILE, QUARANTINE_FILE):
+        (scratch / port.value / name).rename(held_out / name)
+    shutil.rmtree(scratch)
+    return dict(part.facts)
 
 
 def read_mixture(

@@ -22,7 +22,7 @@ from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.serve import protocol
-from trainyard.serve.calls import CallingTurn, read_calls
+from trainyard.serve.calls import AnsweredTurn, ThoughtReader, TurnReader
 from trainyard.serve.inference import Generation, ModelRunner, Step, TokenLogprob, Worker
 from trainyard.serve.prompt_fields import find_hidden_field
 from trainyard.serve.protocol import MAX_PROMPTS, ApiError, ChatRequest, CompletionRequest, SamplingRequest, sse
@@ -61,9 +61,6 @@ class ServerMetrics:
         running.set_function(lambda: sum(worker.busy for worker in workers))
         adapters = Gauge("trainyard_server_adapters", "Adapters loaded.", registry=self.registry)
         adapters.set_function(lambda: len(served.adapters))
-
-
-FindCalls = Callable[[Generation, list[Step]], CallingTurn | None]
 
 
 class Ticket:
@@ -136,7 +133,8 @@ class BaseAnswers:
                 self.generate(ticket, generation)
 
         ticket = Ticket(self.worker, work)
-        shape = ChatShape(body, self.engine, self.read_calls if body.offered() is not None else None)
+        reader = TurnReader(lambda: self.renderer, body.offered() is not None, not body.parallel_tool_calls)
+        shape = ChatShape(body, self.engine, reader)
         return await (self.stream(request, ticket, shape) if body.stream else self.whole(request, ticket, shape))
 
     async def completion(self, request: Request, body: CompletionRequest, adapter: str | None) -> Response:
@@ -184,7 +182,14 @@ class BaseAnswers:
         return itertools.takewhile(lambda _: not ticket.cancelled.is_set(), body.seeds())
 
     def options(self, body: SamplingRequest, adapter: str | None) -> JsonObject:
+        biases = body.logit_bias or {}
+        if beyond := [token for token in biases if token >= self.engine.vocabulary]:
+            text = f"logit_bias has the token {beyond[0]}; this model's are 0 to {self.engine.vocabulary - 1}."
+            raise ApiError(400, text, param="logit_bias")
         return {
+            "frequency_penalty": body.frequency_penalty,
+            "presence_penalty": body.presence_penalty,
+            "logit_bias": biases,
             "adapter": adapter,
             "temperature": body.temperature,
             "top_p": body.top_p,
@@ -226,12 +231,6 @@ class BaseAnswers:
         if hidden is not None:
             raise refuse_field(hidden)
         return ids
-
-    def read_calls(self, generation: Generation, steps: list[Step]) -> CallingTurn | None:
-        """Return the calls of an answer that has ended; None for one without."""
-        if generation.finish_reason != "stop":
-            return None
-        return read_calls(self.renderer, generation.prompt, [step.token for step in steps if step.token >= 0])
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -398,36 +397,44 @@ class ChatShape(AnswerShape):
     object, chunk_object, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
     last_part: Mapping[str, Any] = {"delta": {}}
 
-    def __init__(self, body: ChatRequest, engine: ModelRunner, find_calls: FindCalls | None = None) -> None:
-        """`find_calls` reads the calls of an answer, where tools are offered: then a stream sends an answer whole, as
-        nobody can say before its end whether its text is one.
+    def __init__(self, body: ChatRequest, engine: ModelRunner, reader: TurnReader) -> None:
+        """Where tools are offered a stream sends an answer whole, as nobody can say before its end whether its text is
+        a call.
         """
         super().__init__(body, engine)
-        self.find_calls = find_calls
-        self.turns: dict[int, CallingTurn | None] = {}
+        self.reader = reader
+        self.turns: dict[int, AnsweredTurn | None] = {}
+        self.following: ThoughtReader | None = None
+        """Of the choice that is being streamed."""
 
-    def calling_turn(self, number: int) -> CallingTurn | None:
-        """Return the calls of a choice that has ended; None without any."""
-        if self.find_calls is not None and number not in self.turns:
-            self.turns[number] = self.find_calls(self.generations[number], self.steps[number])
-        return self.turns.get(number)
+    def answered_turn(self, number: int) -> AnsweredTurn | None:
+        """Return the calls or thoughts of a choice that has ended; None for one that is text alone."""
+        if number not in self.turns:
+            self.turns[number] = self.reader.read(self.generations[number], self.steps[number])
+        return self.turns[number]
 
     def finish_reason(self, number: int) -> str:
-        return "tool_calls" if self.calling_turn(number) is not None else super().finish_reason(number)
+        if not self.reader.offers_tools:
+            return super().finish_reason(number)
+        turn = self.answered_turn(number)
+        return "tool_calls" if turn is not None and turn.calls else super().finish_reason(number)
 
     def choice(self, number: int) -> JsonObject:
-        steps, turn = self.steps[number], self.calling_turn(number)
+        steps, turn = self.steps[number], self.answered_turn(number)
         message = {"role": "assistant", "content": "".join(step.text for step in steps), "refusal": None}
         return {"message": message | (turn.message if turn is not None else {}), "logprobs": self.logprobs(steps)}
 
     def ended(self) -> list[JsonObject]:
-        if self.find_calls is None:
-            return super().ended()
-        number = len(self.generations) - 1
-        turn, text = self.calling_turn(number), "".join(step.text for step in self.steps[number])
-        delta: JsonObject = {"content": text} if text else {}
-        if turn is not None:
-            delta = {**turn.message, "tool_calls": [{"index": at, **call} for at, call in enumerate(turn.calls)]}
+        if self.reader.offers_tools:
+            number = len(self.generations) - 1
+            turn, text = self.answered_turn(number), "".join(step.text for step in self.steps[number])
+            delta: JsonObject = {"content": text} if text else {}
+            if turn is not None:
+                delta = dict(turn.message)
+                if turn.calls:
+                    delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(turn.calls)]
+        else:
+            delta = {} if self.following is None else dict(self.following.end())
         return [*([self.build_chunk(delta=delta)] if delta else []), *super().ended()]
 
     def logprobs(self, steps: list[Step]) -> JsonObject | None:
@@ -445,12 +452,15 @@ class ChatShape(AnswerShape):
         return {"token": self.text(token), "logprob": max(logprob, LOWEST_LOGPROB), "bytes": raw}
 
     def opening(self) -> list[JsonObject]:
+        self.following = None if self.reader.offers_tools else self.reader.follow(self.generations[-1])
         return [self.build_chunk(delta={"role": "assistant", "content": ""})]
 
     def chunks(self, event: tuple[Generation, Any] | Step) -> list[JsonObject]:
-        if self.find_calls is None or not isinstance(event, Step):
+        if not isinstance(event, Step) or (self.following is None and not self.reader.offers_tools):
             return super().chunks(event)
-        return [self.build_chunk(delta={}, logprobs=self.logprobs([event]))] if event.logprob is not None else []
+        delta = {} if self.following is None else self.following.add(event)
+        has_chunk = bool(delta) or event.logprob is not None
+        return [self.build_chunk(delta=delta, logprobs=self.logprobs([event]))] if has_chunk else []
 
     def chunk(self, step: Step) -> JsonObject:
         return self.build_chunk(delta={"content": step.text}, logprobs=self.logprobs([step]))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ REPLACEMENT = "�"
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Natural log probability by the model itself, before temperature, top_p and grammar."""
+    """Natural log probability by the model itself, before penalties, biases, temperature, top_p and grammar."""
 
     token: int
     logprob: float
@@ -72,6 +73,12 @@ class Generation:
     schema: JsonObject | None = None
     top_logprobs: int | None = None
     """None: no logprobs at all; 0: only those of the chosen tokens."""
+    frequency_penalty: float = 0.0
+    """What each occurrence of a token in the answer so far takes off its logit."""
+    presence_penalty: float = 0.0
+    """What the first occurrence takes off."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token -> what is added to its logit."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     finish_reason: str = "length"
 
@@ -195,7 +202,7 @@ class ModelRunner:
             random.seed()
         writer = TextWriter(self.tokenizer, generation.stops)
         with self.using(generation.adapter):
-            reader = self.latent[generation.adapter] or SingleReader()
+            reader, counts = self.latent[generation.adapter] or SingleReader(), Counter[int]()
             prompt_BT = torch.tensor([generation.prompt])
             token, reading = -1, Reading(None, torch.ones_like(prompt_BT))
             for index in range(generation.max_tokens):
@@ -207,7 +214,8 @@ class ModelRunner:
                 else:
                     reading, logits_BV = reader.open(self.model, prompt_BT, reading.mask_BT)
                 logits_V = logits_BV[0]
-                token = choose(logits_V, generation, constraint, random)
+                token = choose(shift_logits(logits_V, generation, counts), generation, constraint, random)
+                counts[token] += 1
                 if token in self.eos_ids:
                     generation.finish_reason = "stop"
                     break
@@ -254,6 +262,22 @@ class SingleReader(PlainReader):
         return Reading(cache, reading.mask_BT), output.logits[:, -1].float()
 
 
+def shift_logits(logits_V: torch.Tensor, generation: Generation, counts: Mapping[int, int]) -> torch.Tensor:
+    """Return the logits with OpenAI's penalties for tokens of the answer so far, and with the request's biases.
+
+    source: OpenAI API, "frequency and presence penalties": logit − count · frequency − [count > 0] · presence
+    """
+    shifts = dict(generation.logit_bias)
+    if generation.frequency_penalty or generation.presence_penalty:
+        for token, count in counts.items():
+            penalty = count * generation.frequency_penalty + generation.presence_penalty
+            shifts[token] = shifts.get(token, 0.0) - penalty
+    if not shifts:
+        return logits_V
+    tokens, values = torch.tensor(list(shifts)), torch.tensor(list(shifts.values()), dtype=logits_V.dtype)
+    return logits_V.index_add(0, tokens, values)
+
+
 def choose(
     logits_V: torch.Tensor, generation: Generation, constraint: Constraint | None, random: torch.Generator
 ) -> int:
@@ -275,8 +299,8 @@ def choose(
 class TextWriter:
     """Turns tokens into text as they come: half characters wait, and so does what may become a stop text."""
 
-    def __init__(self, tokenizer: Any, stops: list[str]) -> None:
-        self.tokenizer, self.stops = tokenizer, stops
+    def __init__(self, tokenizer: Any, stops: list[str], *, skips_special: bool = True) -> None:
+        self.tokenizer, self.stops, self.skips_special = tokenizer, stops, skips_special
         self.tokens: list[int] = []
         self.start = self.end = 0
         self.pending = ""
@@ -293,7 +317,7 @@ class TextWriter:
         return self.release(now[len(before) :])
 
     def decode(self, start: int, end: int) -> str:
-        text: str = self.tokenizer.decode(self.tokens[start:end], skip_special_tokens=True)
+        text: str = self.tokenizer.decode(self.tokens[start:end], skip_special_tokens=self.skips_special)
         return text
 
     def release(self, fresh: str) -> str:

@@ -7,8 +7,9 @@ an answer that was made without them, so a chat template that has no place for t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.requests import ClientDisconnect, Request
@@ -18,9 +19,12 @@ from trainyard.json_types import JsonObject
 
 MAX_BODY_BYTES = 4 << 20
 MAX_STOPS, MAX_CHOICES, MAX_TOOLS = 16, 8, 128
+"""Choices are computed one after another."""
 MAX_PROMPTS = 256
 MAX_NAME = 256
-"""Choices are computed one after another."""
+MAX_BIASES = 1024
+TYPE_OF_UNION = re.compile(r"str|int|float|bool|(list|dict)\[.*\]")
+"""A part of a location that names a type among several, not a field."""
 Parsed = TypeVar("Parsed", bound="ApiRequest")
 
 
@@ -188,19 +192,18 @@ class ResponseFormat(ApiRequest):
 
 class StreamOptions(ApiRequest):
     include_usage: bool = False
-    include_obfuscation: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class NeutralFields(ApiRequest):
-    """Fields that have no effect here: each is taken in its neutral value only, `user` in any."""
+    """Fields that have no effect here: each is taken in its neutral value only, those that name the caller in any."""
 
-    frequency_penalty: Literal[0] | None = None
-    presence_penalty: Literal[0] | None = None
-    logit_bias: dict[str, float] | None = Field(None, max_length=0)
     store: Literal[False] | None = None
     metadata: dict[str, str] | None = Field(None, max_length=0)
     service_tier: Literal["auto", "default"] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
 
 class SamplingRequest(NeutralFields):
@@ -215,6 +218,17 @@ class SamplingRequest(NeutralFields):
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=MAX_BIASES
+    )
+
+    @model_validator(mode="after")
+    def streams_with_options(self) -> SamplingRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options has an effect with stream only.", param="stream_options")
+        return self
 
     def seeds(self) -> list[int | None]:
         """The seed of each choice: the first has the one that was given, so that more choices leave it as it was."""
@@ -241,8 +255,16 @@ class ChatRequest(SamplingRequest):
     tools: list[Tool] | None = Field(None, min_length=1, max_length=MAX_TOOLS)
     tool_choice: Literal["auto", "none"] | None = None
     """Nothing makes a model call a tool here, so it cannot be required."""
-    parallel_tool_calls: Literal[True] | None = None
+    parallel_tool_calls: bool = True
+    """False: of several calls in an answer, the first alone is returned."""
     modalities: list[Literal["text"]] | None = None
+
+    @model_validator(mode="after")
+    def one_limit(self) -> ChatRequest:
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            text = "max_tokens and max_completion_tokens are the same; send the second."
+            raise ApiError(400, text, param="max_tokens")
+        return self
 
     def logprobs_per_token(self) -> int:
         return 1 + (self.top_logprobs or 0) if self.logprobs else 0
@@ -318,7 +340,8 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or None
+        names = [str(part) for part in first["loc"] if not TYPE_OF_UNION.fullmatch(str(part))]
+        field = ".".join(names) or None
         if first["type"] == "extra_forbidden":
             raise ApiError(400, f"`{field}` is not supported by this server.", param=field) from error
         raise ApiError(400, f"{field or 'body'}: {first['msg']}", param=field) from error

@@ -18,8 +18,10 @@ from trainyard.spec.nodes import (
     HiddenUrl,
     Name,
     RowsPath,
+    SourceSet,
     TrainerNode,
     is_empty,
+    is_unset,
 )
 from trainyard.spec.training import TrainerConfig, TrainingSettings, resolve_trainer
 
@@ -34,6 +36,9 @@ class DatasetSpec(Strict):
         default_factory=dict, description="Field of a row -> the column that contains it.", exclude_if=is_empty
     )
     max_rows: int | None = Field(None, ge=1, le=10**12, description="Rows that are read; default: all.")
+    heldout: SourceSet | None = Field(
+        None, description="Rows that are not learned from: `eval: {set: heldout}` reads them.", exclude_if=is_unset
+    )
     max_bad_fraction: float = Field(
         BAD_FRACTION, ge=0, le=1,
         description="Share of rows that may be bad, or refused by the chat template, before the run fails.",

@@ -191,6 +191,9 @@ class DataSourceConfig(SetFields):
 
     sets: dict[Port, SourceSet] = Field(default_factory=dict, description="Port that is filled -> one set.")
     mix: Mixture | None = Field(None, description="Several sets as one, by weight.", exclude_if=is_unset)
+    heldout: SourceSet | None = Field(
+        None, description="Rows that no trainer learns from: `eval: {set: heldout}` reads them.", exclude_if=is_unset
+    )
     max_bad_fraction: float = Field(
         BAD_FRACTION, ge=0, le=1,
         description="Share of rows that may be bad, or refused by the chat template, before the run fails.",
@@ -221,6 +224,8 @@ class DataSourceConfig(SetFields):
         }
         if self.mix and (unread := [name for name, value in usual.items() if getattr(self, name) != value]):
             raise ValueError(f"{unread[0]} has no effect next to mix; write it in the sets that it is meant for")
+        if self.heldout and (self.sets or self.mix):
+            raise ValueError("heldout has no place next to sets or mix; give the source one set")
         if not self.sets and not self.mix:
             self.single()
         return self
@@ -230,7 +235,12 @@ class DataSourceConfig(SetFields):
         return SourceSet(**{name: getattr(self, name) for name in SetFields.model_fields})
 
     def named_sets(self) -> list[tuple[str, Port | None, SourceSet]]:
-        """(where it is written, the port that it names, the set) of each set."""
+        """(where it is written, the port that it names, the set) of each set, those that are held out included."""
+        held_out = [] if self.heldout is None else [("heldout.", None, self.heldout)]
+        return [*self.trained_sets(), *held_out]
+
+    def trained_sets(self) -> list[tuple[str, Port | None, SourceSet]]:
+        """Return the same without the held-out set."""
         sets: list[tuple[str, Port | None, SourceSet]] = [
             (f"sets.{port}.", port, source) for port, source in self.sets.items()
         ]

@@ -66,4 +66,4 @@ def role_of_chain(configs: Iterable[Strict]) -> str:
     """Return the role for a chain: that of the first set of its first data source."""
     sources = (config for config in configs if isinstance(config, DataSourceConfig))
     first = next(sources, None)
-    return DEFAULT_ROLE if first is None else role_of_set(first.named_sets()[0][2])
+    return DEFAULT_ROLE if first is None else role_of_set(first.trained_sets()[0][2])

@@ -182,8 +182,10 @@ class EvalSettings(Strict):
     share: float | None = Field(
         None, gt=0, le=0.5, description="Share of the training rows that is held out; default 0.05 without a set."
     )
-    set: Literal["unseen_documents", "unseen_wording"] | None = Field(
-        None, description="Held-out set of the validator, in place of a share. The evaluator scores the same rows."
+    set: Literal["unseen_documents", "unseen_wording", "heldout"] | None = Field(
+        None,
+        description="Held-out set of the validator, or `heldout` of the data source, in place of a share. The "
+        "evaluator scores the same rows.",
     )
     steps: Annotated[int, Field(ge=1, le=10_000_000)] | Literal["epoch"] | None = Field(
         None, description="Steps between evaluations, or `epoch`; default: 20 a run, fewer if over 5 % of its time."

@@ -1,6 +1,7 @@
 """Records of the OpenAI wire: one small JSON file for each uploaded file, unfinished upload and fine-tuning job.
 
     tenants/<tenant>/openai/files/<id>.json      name, purpose and time of a file; its bytes are in `uploads`
+    tenants/<tenant>/openai/results/<job>.csv.b64 the metrics of a completed job
     tenants/<tenant>/openai/uploads/<id>.json    a file that arrives in parts; the parts are in the folder <id>
     tenants/<tenant>/openai/jobs/<id>.json       the request of a fine-tuning job; its state is the job's own
 
@@ -49,7 +50,7 @@ class FileRecord(WireRecord):
     name: str
     """Of the upload, which `trainyard data list uploads` shows."""
     path: str
-    """As a chain names it."""
+    """As a chain names it; empty for one that no chain reads."""
     expires: float | None = None
 
 
@@ -102,6 +103,8 @@ class FineTuningRecord(WireRecord):
     model: str
     """Name of the fine-tuned model, once there is one."""
     error: WireJobError | None = None
+    result_file: str = ""
+    """Id of the file with its metrics; empty until it was kept."""
     is_deleted: bool = Field(False)
     """Whether the fine-tuned model was deleted."""
 
@@ -132,6 +135,12 @@ class WireRecords(Generic[Record]):
         data = add_version("openai", record.model_dump(mode="json"))
         write_json_durably(self.folder / f"{record.id}.json", data, self.files)
         return record
+
+    def update(self, record: Record, **fields: object) -> Record:
+        """Write fields of a record; what another request has written into it meanwhile stays. Returns the record."""
+        with self.files.locked(self.folder / f".{record.id}.lock"):
+            newest = self.read(record.id) or record
+            return self.replace(newest.model_copy(update=fields))
 
     def read(self, record_id: str) -> Record | None:
         """Return a record; None where there is none, or its file is not one."""

@@ -196,3 +196,27 @@ def test_rows_survive_arrow(tmp_path: Path, port: Port, row: SftRow) -> None:
     assert back[0] == row == back[-1]
     assert write_rows(tmp_path / "none.arrow", port, iter([])) == 0
     assert list(read_rows(tmp_path / "none.arrow", port)) == []
+
+
+def test_a_held_out_set_lies_beside_the_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json_lines(SFT, SFT))
+    (tmp_path / "b.jsonl").write_text(json_lines({"instruction": "Who?", "output": "You."}, {"nothing": 1}))
+    result = read_all(
+        tmp_path / "out", settings_for(tmp_path), path="a.jsonl", heldout={"path": "b.jsonl"}, max_bad_fraction=0.5
+    )[Port.SFT]
+    assert [row.messages[0].content for row in result.rows] == ["Why?", "Why?"]
+    folder = tmp_path / "out" / "sft" / "heldout"
+    (row,) = read_rows(folder / "heldout.arrow", Port.SFT)
+    assert row.messages[1].content == "You."
+    assert result.facts["held_out_set"]["read"] == 2
+    assert len((folder / "quarantine.jsonl").read_text().splitlines()) == 1
+    assert sorted(path.name for path in (tmp_path / "out" / "sft").iterdir()) == [
+        "heldout", "quarantine.jsonl", "report.json", "rows.arrow",
+    ]  # fmt: skip
+
+
+def test_a_held_out_set_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json_lines(PAIR, PAIR))
+    (tmp_path / "b.jsonl").write_text(json_lines(SFT, SFT))
+    with pytest.raises(InvalidInput, match=r"b\.jsonl"):
+        read_all(tmp_path / "out", settings_for(tmp_path), path="a.jsonl", heldout={"path": "b.jsonl"})

@@ -61,7 +61,7 @@ def test_epsilon_is_taken_where_several_steps_learn_from_one_drawing() -> None:
         ({"rewards": [{"type": "regex", "pattern": r"(a)\1"}]}, "backreferences are not supported"),
         ({"rewards": [{"type": "regex", "pattern": "(?:" * 40 + "a" + "){1,9}" * 40}]}, "exceeds size limit"),
         ({"rewards": [{"type": "regex", "pattern": "a" * 513}]}, "at most 512 characters"),
-        ({"rewards": [{"type": "code", "path": "reward.py"}]}, "Use exact_match, contains, regex, length"),
+        ({"rewards": [{"type": "code", "path": "reward.py"}]}, "Use exact_match, contains, text_similarity"),
     ],
 )
 def test_rollouts_that_cannot_be_are_told(rollouts: dict[str, Any], message: str) -> None:

@@ -291,7 +291,7 @@ class Reading:
     def extrapolate(self, node: ResolvedNode, config: DataSourceConfig, outputs: Mapping[Port, ProducedSet]) -> float:
         """Return all rows over those that were read: by the lines of a file, else by what is known of the source."""
         rows = sum(produced.rows or 0 for produced in outputs.values())
-        paths = [source_set.path for _, _, source_set in config.named_sets()]
+        paths = [source_set.path for _, _, source_set in config.trained_sets()]
         lines = count_lines(paths[0], self.settings) if len(paths) == 1 and paths[0] and not config.mix else None
         if lines is None:
             self.note_unread(
@@ -525,6 +525,7 @@ def first_rows(config: DataSourceConfig, most: int) -> DataSourceConfig:
         updates["sets"] = {port: cut(source_set) for port, source_set in config.sets.items()}
     else:
         updates |= limit
+        updates |= {} if config.heldout is None else {"heldout": cut(config.heldout)}
     return config.model_copy(update=updates)
 
 

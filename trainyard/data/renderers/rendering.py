@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import orjson
 from jinja2.exceptions import TemplateError
@@ -302,6 +303,15 @@ class Renderer(TemplateText):
         content = str(turn.get("content") or "")
         whole = {**turn, "content": content.rstrip("\n") if calls else content}
         return Parsed(whole, Termination.LENGTH if stopped is None else Termination.STOP)
+
+    def open_parser(self, opened: str = "") -> Any:
+        """Return transformers' parser of an answer that is read as it comes; calls stay text.
+
+        source: transformers, utils/chat_parsing, `ResponseParser`
+        """
+        fields = {name: part for name, part in self.spec.grammar.items() if name != "tool_calls"}
+        grammar = {"defaults": {"role": "assistant"}, "start_anchor": ANCHOR, "fields": fields}
+        return load_object("transformers.utils.chat_parsing:ResponseParser")(grammar, prefix=ANCHOR + opened)
 
     def opening(self, prompt: str) -> str:
         """Return what a prompt's text has already written of the answer's first field, such as `<think>`."""

@@ -9,6 +9,11 @@ from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, cor
 
 from trainyard.spec.axes.axis import Strict, omit_default
 
+SimilarityMetric = Literal[
+    "fuzzy_match", "bleu", "gleu", "rouge_1", "rouge_2", "rouge_3", "rouge_4", "rouge_5", "rouge_l"
+]
+"""Of two texts; those of OpenAI's graders that need no embeddings and no thesaurus."""
+
 
 class RewardSource(Strict):
     """Reward of a completion; several are added, each times its weight."""
@@ -41,6 +46,20 @@ class ContainsReward(RewardSource):
     type: Literal["contains"] = "contains"
     text: str | None = Field(None, min_length=1, max_length=4096, description="Default: the answer of the row.")
     ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
+
+    @property
+    def reads_answer(self) -> bool:
+        return self.text is None
+
+
+class TextSimilarityReward(RewardSource):
+    """0 to 1, how alike the completion and a text are: the row's answer, or the one that is named."""
+
+    type: Literal["text_similarity"] = "text_similarity"
+    metric: SimilarityMetric = Field(
+        "fuzzy_match", description="fuzzy_match compares characters, the others words and their n-grams."
+    )
+    text: str | None = Field(None, min_length=1, max_length=4096, description="Default: the answer of the row.")
 
     @property
     def reads_answer(self) -> bool:
@@ -177,6 +196,7 @@ class RolloutSettings(Strict):
 Reward = Annotated[
     ExactMatchReward
     | ContainsReward
+    | TextSimilarityReward
     | RegexReward
     | LengthReward
     | JsonSchemaReward

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
+from trainyard.spec.axes.data import DATA_PORTS, DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.compat.context import Match, NodeView, Row, When, join_words
-from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.ports import ROW_PORTS
+from trainyard.spec.training import TrainerConfig
 
 REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:", re.IGNORECASE)
 """How the address of a repository elsewhere begins: `https://…`, `git@host:…`."""
@@ -106,6 +107,22 @@ def repeats_dropped(config: ValidatorConfig, at: NodeView) -> Match:
     ]
 
 
+def heldout_unread(config: DataSourceConfig, at: NodeView) -> Match:
+    """Return whether a held-out set reaches no node that reads it; a validator makes its own."""
+    if config.heldout is None:
+        return False
+    takers = (
+        node.config
+        for node in at.view.chain.nodes
+        if any(source.node_id == at.node.id for port in DATA_PORTS for source in node.inputs.get(port, ()))
+    )
+    return not any(
+        isinstance(taker, EvaluatorConfig)
+        or (isinstance(taker, TrainerConfig) and taker.eval is not None and taker.eval.set == "heldout")
+        for taker in takers
+    )
+
+
 SOURCE_ROWS = (
     Row(
         "source-repository", "R-SOURCE", "data_source", "config.{where}format", unfit_format,
@@ -159,6 +176,11 @@ PORT_ROWS = tuple(
 """A node that lacks its input, and what it is offered."""
 DATA_ROWS = (
     *SOURCE_ROWS,
+    Row(
+        "heldout-unread", "R-SETTING-UNUSED", "data_source", "config.heldout", heldout_unread,
+        "No node reads the held-out rows: a trainer needs `eval: {{set: heldout}}`, a validator makes its own sets.",
+        "Write that in the trainer right after this source, or remove heldout.", chained=True,
+    ),
     Row(
         "repository-url", "R-SOURCE", "data_source", "config.{where}", remote_repository,
         "The repository {repository!r} is an address, and a repository is read from a folder of this machine.",

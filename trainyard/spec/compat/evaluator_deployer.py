@@ -12,6 +12,7 @@ from trainyard.spec.compat.context import Match, NodeView, Row, When, join_words
 from trainyard.spec.nodes import (
     REWARD_BENCHMARKS,
     AiGeneratorConfig,
+    DataSourceConfig,
     DeployerConfig,
     EvaluatorConfig,
     Target,
@@ -28,6 +29,8 @@ JUDGED = ("judge", RUBRIC)
 
 SETS = ("unseen_wording", "unseen_documents")
 """The held-out sets that a validator can make."""
+HELD_OUT_FILE = "heldout"
+"""The set that a data source reads."""
 
 
 SERVER_SETTINGS = ("url", "endpoint", "path_prefix")
@@ -44,6 +47,8 @@ def list_held_out_sets(at: NodeView) -> frozenset[str]:
     sets: set[str] = set()
     for port in DATA_PORTS & set(at.node.inputs):
         for node in at.sources(port):
+            if isinstance(node.config, DataSourceConfig) and node.config.heldout is not None:
+                sets.add(HELD_OUT_FILE)
             if isinstance(node.config, ValidatorConfig):
                 sets |= {"unseen_documents"} if node.config.holdout.documents > 0 else set()
                 keeps_wording = node.config.holdout.wording and multiple_wordings(at.at(node), port)

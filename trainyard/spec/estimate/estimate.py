@@ -133,7 +133,7 @@ def derive_rows(
 ) -> tuple[dict[Port, int], str]:
     """Return rows of a node that was not read, at most, by its config and the nodes before it."""
     if isinstance(node.config, DataSourceConfig):
-        sources = (source for _, _, source in node.config.named_sets())
+        sources = (source for _, _, source in node.config.trained_sets())
         elsewhere = [str(source.hub or source.url) for source in sources if source.hub is not None or source.in_bucket]
         unseen = f"; not looked at before the run: {', '.join(elsewhere)}" if elsewhere else ""
         return {}, f"rows: not known before the files are read{unseen}"

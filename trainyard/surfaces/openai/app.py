@@ -162,7 +162,7 @@ def endpoint(row: WireRoute, parts: WireParts) -> Callable[[Request], Awaitable[
         elif row.method == "POST":
             call = WireCall(context, call.path, query, await read_body(request, context))
         if row.passes_on:
-            model = await anyio.to_thread.run_sync(completions.find_model, call, limiter=parts.threads)
+            model = await anyio.to_thread.run_sync(completions.find_model, call, row.path, limiter=parts.threads)
             return await answer_unless_left(completions.pass_on(model, row.passes_on, call.body), request)
         result = await anyio.to_thread.run_sync(partial(row.answer, call), limiter=parts.threads)
         return result if isinstance(result, Response) else Response(orjson.dumps(result), media_type="application/json")

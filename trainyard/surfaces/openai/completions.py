@@ -7,27 +7,34 @@ they are made. When the client leaves, the request to the model server ends, and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 
+import anyio
 import httpx
 import orjson
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from trainyard.app.chat import ANSWER_S
 from trainyard.json_types import JsonObject
 from trainyard.surfaces.openai.calls import WireCall
 from trainyard.surfaces.openai.errors import WireError, missing_parameter
+from trainyard.surfaces.openai.fields import refuse_fields
 from trainyard.surfaces.openai.models import ServedModel, resolve_model
 
 CONNECT_S = 10.0
+INDEX = re.compile(r"\.(\d+)(?=\.|$)")
+"""A place in a list, as the model server writes it in the path of a field."""
 ASKING = "adapters ask"
 """The operation whose scope a completion needs."""
 
 
-def find_model(call: WireCall) -> ServedModel:
-    """Return where the model of a body answers. Raises `WireError`."""
+def find_model(call: WireCall, path: str) -> ServedModel:
+    """Return where the model of a body answers. Raises `WireError`, also for a field that has no effect."""
     call.require_scope(ASKING)
+    refuse_fields(path, call.body)
     model = call.body.get("model")
     if model is None:
         raise missing_parameter("model")
@@ -54,14 +61,33 @@ async def pass_on(model: ServedModel, path: str, body: Mapping[str, object]) -> 
         except httpx.HTTPError as error:
             text = f"The model server did not answer: {type(error).__name__}."
             raise WireError(503, text, code="E-SERVER-UNREACHABLE") from error
-        open_answer = stack.pop_all()
+        return PassedStream(answer, stack.pop_all())
 
-    async def parts() -> AsyncIterator[bytes]:
-        async with open_answer:
-            async for part in answer.aiter_raw():
-                yield part
 
-    return StreamingResponse(parts(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+class PassedStream(StreamingResponse):
+    """An event stream of the model server. Its request is closed with the response, also of a client that has left."""
+
+    def __init__(self, answer: httpx.Response, opened: AsyncExitStack) -> None:
+        super().__init__(read_events(answer), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self.opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.opened.aclose()
+
+
+async def read_events(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the events as they come, and an error where the model server ends in the middle."""
+    try:
+        async for part in answer.aiter_raw():
+            yield part
+    except httpx.HTTPError as error:
+        text = f"The model server ended the answer: {type(error).__name__}."
+        body = orjson.dumps(WireError(503, text, code="E-SERVER-UNREACHABLE").body())
+        yield b"data: " + body + b"\n\n"
 
 
 def refuse(status: int, body: bytes) -> WireError:
@@ -72,4 +98,7 @@ def refuse(status: int, body: bytes) -> WireError:
     except (ValueError, KeyError, TypeError):
         message, param = f"The model server answered {status}.", None
     status = 400 if status in (413, 415, 422) else status
-    return WireError(status, message, param=str(param) if param is not None else None)
+    if param is None:
+        return WireError(status, message)
+    path = INDEX.sub(r"[\1]", str(param))
+    return WireError(status, message.replace(str(param), path), param=path)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trainyard.app.jobs.jobs import JobDetail
-from trainyard.errors import NotFound, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
 from trainyard.stores.openai_records import FineTuningRecord
-from trainyard.surfaces.openai.calls import WireCall, list_of, page_of, run_operation
-from trainyard.surfaces.openai.errors import translate_error
+from trainyard.surfaces.openai.calls import WireCall, list_of, page_of
 from trainyard.surfaces.openai.job_bodies import CheckpointsQuery, EventsQuery
-from trainyard.surfaces.openai.jobs import describe_job, end_of, find_job, find_record
+from trainyard.surfaces.openai.jobs import describe_job, end_of, find_job, find_record, read_points
 
 MOST_STEPS = 1000
 ENDS = {
@@ -58,21 +56,24 @@ def describe_event(event: WireEvent) -> JsonObject:
 def read_events(call: WireCall, record: FineTuningRecord, job: JobDetail | None) -> list[WireEvent]:
     """Return what has happened to a job, the oldest first. Ids stay as the list grows."""
     file, number = record.request["training_file"], record.id.partition("-")[2]
+    held_out = record.request.get("validation_file")
+    validation = f" and validation file: {held_out}" if held_out else ""
     events = [
         WireEvent(f"ftevent-{number}-created", record.created, f"Created fine-tuning job: {record.id}"),
-        WireEvent(f"ftevent-{number}-validating", record.created, f"Validating training file: {file}"),
+        WireEvent(f"ftevent-{number}-validating", record.created, f"Validating training file: {file}{validation}"),
     ]
     described = describe_job(record, job)
     if job is not None and job.started is not None:
         text = "Files validated, job is queued"
         events.append(WireEvent(f"ftevent-{number}-validated", record.created, text))
         events.append(WireEvent(f"ftevent-{number}-started", job.started, "Fine-tuning job started"))
-    points = read_points(call, job)
+    points = read_points(call, job, MOST_STEPS)
     total = next((training.total_steps for training in job.trainings), None) if job is not None else None
     for point in points:
         metrics = metrics_of(point) | ({"total_steps": total} if total is not None else {})
-        loss = "" if point.loss is None else f": training loss={point.loss:.2f}"
-        text = f"Step {point.step}/{total or '?'}{loss}"
+        losses = (("training", point.loss), ("validation", point.eval_loss))
+        texts = [f"{name} loss={loss:.2f}" for name, loss in losses if loss is not None]
+        text = f"Step {point.step}/{total or '?'}{': ' if texts else ''}{', '.join(texts)}"
         events.append(WireEvent(f"ftevent-{number}-step{point.step}", point.time, text, data=metrics))
     if job is not None and job.state is JobState.PAUSED:
         events.append(WireEvent(f"ftevent-{number}-paused", end_of(job), "Fine-tuning job paused"))
@@ -87,29 +88,22 @@ def read_events(call: WireCall, record: FineTuningRecord, job: JobDetail | None)
     return events
 
 
-def read_points(call: WireCall, job: JobDetail | None) -> list[Point]:
-    """Return the steps of a job's trainer, at most some hundred of them."""
-    if job is None:
-        return []
-    try:
-        metrics = run_operation("jobs metrics", call.context, job=job.id, max_points=MOST_STEPS)
-    except NotFound:  # before the first step
-        return []
-    except TrainyardError as error:
-        raise translate_error(error) from error
-    return [point for training in metrics.trainings for point in training.points]
-
-
 def metrics_of(point: Point) -> JsonObject:
     values = {"step": point.step, "train_loss": point.loss, "valid_loss": point.eval_loss, "reward": point.reward}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def metrics_of_checkpoint(point: Point) -> JsonObject:
+    """Return the metrics of a step; a validation loss here is always that of the whole file."""
+    whole = {} if point.eval_loss is None else {"full_valid_loss": point.eval_loss}
+    return metrics_of(point) | whole
 
 
 def list_checkpoints(call: WireCall) -> JsonObject:
     """Return a page of a job's checkpoints, the newest first; that of the last step is the fine-tuned model."""
     query, record = call.parse_query(CheckpointsQuery), find_record(call)
     job = find_job(call, record)
-    points = {point.step: point for point in read_points(call, job)}
+    points = {point.step: point for point in read_points(call, job, MOST_STEPS)}
     page, has_more = page_of(read_checkpoints(call, record, job), query.after, query.limit, "checkpoint")
     return list_of([describe_checkpoint(record, entry, points.get(entry.step)) for entry in page], has_more)
 
@@ -138,6 +132,6 @@ def describe_checkpoint(record: FineTuningRecord, checkpoint: WireCheckpoint, po
     return {
         "object": "fine_tuning.job.checkpoint", "id": checkpoint.id, "created_at": int(checkpoint.created),
         "fine_tuned_model_checkpoint": checkpoint.model, "fine_tuning_job_id": record.id,
-        "metrics": metrics_of(point) if point is not None else {"step": checkpoint.step},
+        "metrics": metrics_of_checkpoint(point) if point is not None else {"step": checkpoint.step},
         "step_number": checkpoint.step,
     }  # fmt: skip

@@ -12,14 +12,15 @@ from starlette.responses import FileResponse, Response
 from trainyard.app.data.uploads import FOLDER as UPLOADS
 from trainyard.json_types import JsonObject
 from trainyard.operations.data import UploadInput
-from trainyard.stores.openai_records import FileRecord, draw_id
+from trainyard.stores.files import translate_os_errors
+from trainyard.stores.openai_records import FOLDER, FileRecord, draw_id
 from trainyard.surfaces.openai.calls import WireBody, WireCall, list_of, page_of
 from trainyard.surfaces.openai.errors import WireError, missing_parameter
 from trainyard.surfaces.openai.training_files import require_jsonl
 
-PURPOSE = "fine-tune"
+PURPOSE, RESULTS_PURPOSE = "fine-tune", "fine-tune-results"
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
-"""OpenAI's; only one of them has a use here."""
+"""OpenAI's for files that are sent; only one of them has a use here."""
 SUFFIX = ".jsonl"
 MOST_LISTED = 10_000
 LONGEST_NAME = 512
@@ -123,7 +124,10 @@ def is_there(call: WireCall, record: FileRecord, now: float) -> bool:
 
 
 def path_of(call: WireCall, record: FileRecord) -> Path:
-    return call.settings.tenant_folder(call.settings.tenant) / UPLOADS / record.name
+    """Return where the bytes of a file are: an upload, or the metrics of a job."""
+    folder = call.settings.tenant_folder(call.settings.tenant)
+    parent = folder / FOLDER / "results" if record.purpose == RESULTS_PURPOSE else folder / UPLOADS
+    return parent / record.name
 
 
 def find_file(call: WireCall, file_id: str, param: str = "id") -> FileRecord:
@@ -131,6 +135,15 @@ def find_file(call: WireCall, file_id: str, param: str = "id") -> FileRecord:
     record = call.files.read(file_id)
     if record is None or not is_there(call, record, time.time()):
         raise WireError(404, f"No such File object: {file_id[:100]}", param=param)
+    return record
+
+
+def find_rows(call: WireCall, file_id: str, param: str) -> FileRecord:
+    """Return the record of a file of training rows. Raises `WireError` 404, and 400 for the results of a job."""
+    record = find_file(call, file_id, param)
+    if record.purpose != PURPOSE:
+        text = f"The file {file_id} has the purpose '{record.purpose}'; a job learns from '{PURPOSE}'."
+        raise WireError(400, text, param=param, code="invalid_file_purpose")
     return record
 
 
@@ -149,6 +162,10 @@ def delete_file(call: WireCall) -> JsonObject:
     """Remove a file. The record goes last: a deletion that is killed in between can be repeated."""
     call.require_scope("data delete")
     record = find_file(call, call.path["file_id"])
-    call.run_operation("data delete", name=record.name)
+    if record.purpose == RESULTS_PURPOSE:
+        with translate_os_errors(f"{record.id} was not deleted"):
+            path_of(call, record).unlink(missing_ok=True)
+    else:
+        call.run_operation("data delete", name=record.name)
     call.files.remove(record.id)
     return {"id": record.id, "object": "file", "deleted": True}

@@ -2,6 +2,7 @@
 
 string_check eq              exact_match; with a fixed reference, regex
 string_check like, ilike     contains
+text_similarity              text_similarity; cosine needs an embedding model, meteor a thesaurus: refused
 multi                        each of its graders, times its weight in `calculate_output`
 """
 
@@ -9,16 +10,26 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from trainyard.json_types import JsonObject
+from trainyard.spec.axes.rewards import SimilarityMetric
 from trainyard.surfaces.openai.errors import WireError, missing_parameter, unknown_parameter
 
 OUTPUT = re.compile(r"\s*\{\{\s*sample\.output_text\s*\}\}\s*")
 ITEM = re.compile(r"\s*\{\{\s*item\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}\s*")
-SUPPORTED = "string_check (eq, like, ilike) and multi"
-INSTEAD = "Write it as string_check graders, or use `trainyard run`, whose rewards docs/training.md lists."
+METRICS = get_args(SimilarityMetric)
+SUPPORTED = "string_check (eq, like, ilike), text_similarity and multi"
+REFUSED = {
+    "python": "code of a request is not run here: only code of completions is, confined by the operating system",
+    "score_model": "no other model is asked: the reward `judge` of `trainyard run` asks an endpoint of the operator's",
+    "label_model": "no other model is asked: the reward `judge` of `trainyard run` asks an endpoint of the operator's",
+    "endpoint": "no address of a request is asked",
+}
+"""Types of OpenAI's graders that no reward is, and why."""
+INSTEAD = "Write it as string_check or text_similarity, or use `trainyard run`, whose rewards docs/training.md lists."
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ def read_grader(grader: JsonObject) -> GradedRewards:
     weighted = read_multi(grader) if grader.get("type") == "multi" else [(grader, 1.0, "method.reinforcement.grader")]
     rewards, answers = [], dict[str, None]()
     for part, weight, path in weighted:
-        reward, answer = read_string_check(part, path)
+        reward, answer = read_reward(part, path)
         rewards.append({**reward, "weight": weight})
         answers |= {answer: None} if answer is not None else {}
     if len(answers) > 1:
@@ -43,32 +54,57 @@ def read_grader(grader: JsonObject) -> GradedRewards:
     return GradedRewards(tuple(rewards), next(iter(answers), None))
 
 
-def read_string_check(grader: JsonObject, path: str) -> tuple[JsonObject, str | None]:
-    """Return the reward of a string_check, and the field with its reference. Raises `WireError` 400."""
+def read_reward(grader: JsonObject, path: str) -> tuple[JsonObject, str | None]:
+    """Return the reward of a single grader, and the field with its reference. Raises `WireError` 400."""
     kind = grader.get("type")
-    if kind != "string_check":
-        raise refuse(f"a grader of type {kind!r:.40} is not supported: {SUPPORTED} are", f"{path}.type")
-    for key in ("name", "input", "operation", "reference"):
+    if not isinstance(kind, str) or kind not in SETTINGS:
+        because = REFUSED.get(str(kind)) or f"{SUPPORTED} are supported"
+        raise refuse(f"a grader of type {kind!r:.40} is not supported: {because}", f"{path}.type")
+    keys = ("name", "input", "reference", SETTINGS[kind])
+    for key in keys:
         if not isinstance(grader.get(key), str):
             name = f"{path}.{key}"
             raise missing_parameter(name)
-    if unknown := sorted(grader.keys() - {"type", "name", "input", "operation", "reference"}):
+    if unknown := sorted(grader.keys() - {"type", *keys}):
         raise unknown_parameter(f"{path}.{unknown[0]}")
     if not OUTPUT.fullmatch(grader["input"]):
         raise refuse("the input of a grader has to be {{sample.output_text}}", f"{path}.input")
-    operation, reference = grader["operation"], grader["reference"]
+    reference = grader["reference"]
     item = ITEM.fullmatch(reference)
     if item is None and "{{" in reference:
         raise refuse("a reference is one field, {{item.FIELD}}, or a text without fields", f"{path}.reference")
     field = item[1] if item else None
+    return READERS[kind](grader, path, None if field is not None else reference), field
+
+
+def read_text_similarity(grader: JsonObject, path: str, reference: str | None) -> JsonObject:
+    """Return the reward of a text_similarity with a fixed reference, or with None, a field of the row."""
+    metric = grader["evaluation_metric"]
+    if metric not in METRICS:
+        because = f"the metric {metric!r:.40} is not supported: {', '.join(METRICS)} are"
+        raise refuse(because, f"{path}.evaluation_metric")
+    return {"type": "text_similarity", "metric": metric, **({} if reference is None else {"text": reference})}
+
+
+def read_string_check(grader: JsonObject, path: str, reference: str | None) -> JsonObject:
+    """Return the reward of a string_check with a fixed reference, or with None, a field of the row."""
+    operation = grader["operation"]
     if operation == "eq":
-        if field is not None:
-            return {"type": "exact_match"}, field
-        return {"type": "regex", "pattern": re.escape(reference.strip()), "full": True}, None
+        if reference is None:
+            return {"type": "exact_match"}
+        return {"type": "regex", "pattern": re.escape(reference.strip()), "full": True}
     if operation in ("like", "ilike"):
-        text = {"text": reference} if field is None else {}
-        return {"type": "contains", "ignore_case": operation == "ilike", **text}, field
+        text = {} if reference is None else {"text": reference}
+        return {"type": "contains", "ignore_case": operation == "ilike", **text}
     raise refuse(f"the operation {operation!r:.40} is not supported: eq, like and ilike are", f"{path}.operation")
+
+
+SETTINGS = {"string_check": "operation", "text_similarity": "evaluation_metric"}
+"""Type of a grader -> the key that it has besides name, input and reference."""
+READERS: Mapping[str, Callable[[JsonObject, str, str | None], JsonObject]] = {
+    "string_check": read_string_check,
+    "text_similarity": read_text_similarity,
+}
 
 
 def read_multi(grader: JsonObject) -> list[tuple[JsonObject, float, str]]:

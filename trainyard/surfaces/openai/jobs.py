@@ -13,12 +13,14 @@ from trainyard.app.jobs.jobs import Job, JobDetail
 from trainyard.errors import NotFound, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.spec.states import JobState
+from trainyard.stores.metrics import Point
 from trainyard.stores.openai_records import JOB_ID_BYTES, FineTuningRecord, WireJobError, draw_id
 from trainyard.surfaces.openai.calls import WireCall, page_of, run_operation
 from trainyard.surfaces.openai.errors import WireError, translate_error
-from trainyard.surfaces.openai.files import find_file, path_of
+from trainyard.surfaces.openai.files import find_rows, path_of
 from trainyard.surfaces.openai.job_bodies import CreateJobBody, JobsQuery
-from trainyard.surfaces.openai.requests import method_of, model_name, plan_job, slug_of
+from trainyard.surfaces.openai.requests import JobFiles, method_of, model_name, plan_job, slug_of
+from trainyard.surfaces.openai.results import keep_results
 from trainyard.surfaces.openai.training_files import find_fault
 
 STARTING_S = 120.0
@@ -43,25 +45,41 @@ def create_job(call: WireCall) -> JsonObject:
     """
     call.require_scope("jobs create")
     body = call.parse_body(CreateJobBody)
-    file = find_file(call, body.training_file, "training_file")
+    files = JobFiles(
+        find_rows(call, body.training_file, "training_file"),
+        find_rows(call, body.validation_file, "validation_file") if body.validation_file is not None else None,
+    )
     job_id = draw_id("ftjob-", JOB_ID_BYTES)
     name = "-".join(filter(None, (slug_of(body.suffix or ""), job_id.partition("-")[2])))
-    planned = plan_job(body, file, name, call.settings)
-    with path_of(call, file).open("rb") as source:
-        fault = find_fault(source, method_of(body).type, "training_file", planned.answer)
+    planned = plan_job(body, files, name, call.settings)
     record = FineTuningRecord(
-        id=job_id, created=time.time(), request=planned.request, name=name, error=fault,
+        id=job_id,
+        created=time.time(),
+        request=planned.request,
+        name=name,
+        error=find_fault_of_files(call, files, method_of(body).type, planned.answer),
         model=model_name(body, call.settings.tenant, job_id),
-    )  # fmt: skip
+    )
     call.jobs.create(record)
-    if fault is not None:
+    if record.error is not None:
         return describe_job(record, None)
     try:
         started = run_operation("jobs create", call.context, parameters=planned.parameters, yes=True)
     except TrainyardError as error:
         call.jobs.remove(job_id)
         raise translate_refusal(error) from error
-    return describe_job(call.jobs.replace(record.model_copy(update={"job": started.id})), None)
+    return describe_job(call.jobs.update(record, job=started.id), None)
+
+
+def find_fault_of_files(call: WireCall, files: JobFiles, method: str, answer: str | None) -> WireJobError | None:
+    """Return why a job fails on one of its files; None if it does not."""
+    for file, param in ((files.training, "training_file"), (files.validation, "validation_file")):
+        if file is not None:
+            with path_of(call, file).open("rb") as source:
+                fault = find_fault(source, method, param, answer)
+            if fault is not None:
+                return fault
+    return None
 
 
 def translate_refusal(error: TrainyardError) -> WireError:
@@ -97,7 +115,31 @@ def find_job(call: WireCall, record: FineTuningRecord) -> JobDetail | None:
 
 def show_job(call: WireCall) -> JsonObject:
     record = find_record(call)
-    return describe_job(record, find_job(call, record))
+    job = find_job(call, record)
+    return describe_job(with_results(call, record, job), job)
+
+
+def with_results(call: WireCall, record: FineTuningRecord, job: JobDetail | None) -> FineTuningRecord:
+    """Return the record of a job; of one that has completed, with the file of its metrics."""
+    if job is None or job.state is not JobState.COMPLETED or record.result_file:
+        return record
+    try:
+        return keep_results(call, record, read_points(call, job), end_of(job))
+    except TrainyardError as error:
+        raise translate_error(error) from error
+
+
+def read_points(call: WireCall, job: JobDetail | None, most: int | None = None) -> list[Point]:
+    """Return the steps of a job's trainer, of a long one about as many as `most`."""
+    if job is None:
+        return []
+    try:
+        metrics = run_operation("jobs metrics", call.context, job=job.id, max_points=most)
+    except NotFound:  # before the first step
+        return []
+    except TrainyardError as error:
+        raise translate_error(error) from error
+    return [point for training in metrics.trainings for point in training.points]
 
 
 def list_jobs(call: WireCall) -> JsonObject:
@@ -108,7 +150,8 @@ def list_jobs(call: WireCall) -> JsonObject:
     filters = metadata_filter(call)
     records = call.jobs.list(lambda record: has_metadata(record, filters))
     page, has_more = page_of(records, query.after, query.limit, "fine-tuning job")
-    jobs = [describe_job(record, find_job(call, record)) for record in page]
+    pairs = ((record, find_job(call, record)) for record in page)
+    jobs = [describe_job(with_results(call, record, job), job) for record, job in pairs]
     return {"object": "list", "data": jobs, "has_more": has_more}
 
 
@@ -168,12 +211,14 @@ def describe_job(record: FineTuningRecord, job: JobDetail | Job | None) -> JsonO
     finished = end_of(job) if ended and job is not None else record.created if error is not None else None
     return {
         "object": "fine_tuning.job", "id": record.id, "created_at": int(record.created), "model": request["model"],
-        "status": status, "training_file": request["training_file"], "validation_file": None,
+        "status": status, "training_file": request["training_file"],
+        "validation_file": request.get("validation_file"),
         "hyperparameters": top_hyperparameters(method), "method": method, "seed": request["seed"],
         "fine_tuned_model": record.model if status == "succeeded" and not record.is_deleted else None,
         "finished_at": int(finished) if finished is not None else None, "organization_id": ORGANIZATION,
-        "result_files": [], "trained_tokens": trained_tokens(job), "integrations": [],
-        "metadata": request.get("metadata"), "estimated_finish": estimated_finish(job),
+        "result_files": [record.result_file] if record.result_file else [],
+        "trained_tokens": trained_tokens(job), "integrations": [], "metadata": request.get("metadata"),
+        "estimated_finish": estimated_finish(job),
         "error": error.model_dump() if error is not None else None,
     }  # fmt: skip
 

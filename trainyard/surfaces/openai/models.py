@@ -122,7 +122,7 @@ def delete_model(call: WireCall) -> JsonObject:
     record = find_tuned(call, name)
     if describe_tuned(call, record) is None:
         raise unknown_model(name)
-    call.jobs.replace(record.model_copy(update={"is_deleted": True}))
+    call.jobs.update(record, is_deleted=True)
     if (url := embedded.find_running(call.settings)) is not None:
         with model_client(url) as client:
             client.post(UNLOAD_PATH, json={"lora_name": name})

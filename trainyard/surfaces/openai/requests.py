@@ -17,6 +17,7 @@ from trainyard.spec.nodes import TrainerNode
 from trainyard.spec.training import TrainerConfig, default_learning_rate, resolve_trainer
 from trainyard.stores.openai_records import FileRecord
 from trainyard.surfaces.openai.errors import WireError, missing_parameter
+from trainyard.surfaces.openai.fields import JOBS, refuse_fields
 from trainyard.surfaces.openai.graders import read_grader
 from trainyard.surfaces.openai.job_bodies import AUTO, CreateJobBody, MethodBody, ReinforcementHyperparameters
 
@@ -25,6 +26,9 @@ MODEL_NAME = re.compile(r"ft:(?P<base>.+):(?P<tenant>[a-z0-9-]+):(?P<suffix>[^:]
 CHECKPOINT = re.compile(r"(?P<model>ft:.+):ckpt-step-(?P<step>\d+)")
 SLUG_LENGTH = 48
 LARGEST_RATE = 1.0
+MOST_VALIDATION_ROWS = 100_000
+EPOCHS_TO_EVALUATE = 3
+"""Least epochs of a job whose validation loss is measured after each of them alone."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,15 @@ def method_of(body: CreateJobBody) -> MethodBody:
     return method
 
 
-def plan_job(body: CreateJobBody, record: FileRecord, name: str, settings: Settings) -> PlannedJob:
+@dataclass(frozen=True)
+class JobFiles:
+    """The files of a job."""
+
+    training: FileRecord
+    validation: FileRecord | None = None
+
+
+def plan_job(body: CreateJobBody, files: JobFiles, name: str, settings: Settings) -> PlannedJob:
     """Return the job of a body. Raises `WireError` 400 for what has no effect here."""
     refuse_unsupported(body)
     method = method_of(body)
@@ -63,7 +75,7 @@ def plan_job(body: CreateJobBody, record: FileRecord, name: str, settings: Setti
     hyper = settings_of_method.hyperparameters if settings_of_method is not None else body.hyperparameters
     fields = hyper.model_dump() if hyper is not None else {}
     stage = stage_of(method, fields)
-    dataset: JsonObject = {"path": record.path, "format": "openai"}
+    dataset: JsonObject = {"path": files.training.path, "format": "openai"}
     answer = None
     if method.type == "reinforcement":
         assert method.reinforcement is not None
@@ -79,21 +91,26 @@ def plan_job(body: CreateJobBody, record: FileRecord, name: str, settings: Setti
     resolved = resolve(parameters, settings)
     request["method"][method.type] = shown_method(method, fields, resolved)
     request["seed"] = resolved.hyperparameters.seed
+    if files.validation is not None:
+        dataset["heldout"] = {"path": files.validation.path, "format": "openai"}
+        parameters["eval"] = evaluation_of(resolved)
     return PlannedJob(parameters, request, answer)
+
+
+def evaluation_of(resolved: TrainerConfig) -> JsonObject:
+    """Return how often a validation file is evaluated: after each epoch, of few epochs as often as is cheap."""
+    every = {"steps": "epoch"} if (resolved.hyperparameters.epochs or 0) >= EPOCHS_TO_EVALUATE else {}
+    return {"set": "heldout", "max_rows": MOST_VALIDATION_ROWS, "keep_best": 0, **every}
 
 
 def refuse_unsupported(body: CreateJobBody) -> None:
     """Raise `WireError` 400 for a field that nothing here would read."""
-    for index, integration in enumerate(body.integrations or ()):
-        name = f"integrations[{index}]"
-        text = f"The integration '{integration.type[:40]}' is not supported here."
-        if integration.type == "wandb":
-            text += " Set trackers of the engine in a job of `trainyard run`; its project is that of the machine."
-        raise WireError(400, text, param=name, code="unsupported_integration")
-    if body.validation_file is not None:
+    if body.integrations:  # an empty list asks for nothing
+        refuse_fields(JOBS, {"integrations": body.integrations})
+    if body.validation_file is not None and body.method is not None and body.method.type == "reinforcement":
         text = (
-            "'validation_file' is not supported here: for an evaluation during training, set `eval.share` in a job of "
-            "`trainyard run`, which takes rows of the training file for it."
+            "'validation_file' has no effect with 'reinforcement': completions that are drawn have no validation loss. "
+            "Leave it out; events have the mean reward of each step."
         )
         raise WireError(400, text, param="validation_file", code="unsupported_parameter")
 

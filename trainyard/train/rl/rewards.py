@@ -35,6 +35,7 @@ from trainyard.spec.axes.rewards import (
     LengthReward,
     PythonReward,
     RegexReward,
+    TextSimilarityReward,
     compile_pattern,
 )
 
@@ -80,6 +81,14 @@ def contains(completion: SampledCompletion, answer: str, settings: ContainsRewar
     )
 
 
+def text_similarity(completion: SampledCompletion, answer: str, settings: TextSimilarityReward) -> float:
+    """0.0 to 1.0. Spaces around both texts do not count."""
+    from trainyard.train.rl import similarity  # imports rapidfuzz, which no other reward needs
+
+    reference = answer if settings.text is None else settings.text
+    return similarity.text_similarity(completion.text.strip(), reference.strip(), settings.metric)
+
+
 def regex(completion: SampledCompletion, _answer: str, settings: RegexReward) -> float:
     """1.0 or 0.0. The whole completion is compared without the spaces around it."""
     text = completion.text.strip() if settings.full else completion.text
@@ -122,6 +131,7 @@ def environment(completion: SampledCompletion, _answer: str, _settings: Environm
 REWARDS: dict[str, Callable[[SampledCompletion, str, Any], float]] = {
     "exact_match": exact_match,
     "contains": contains,
+    "text_similarity": text_similarity,
     "regex": regex,
     "length": length,
     "json_schema": json_schema,

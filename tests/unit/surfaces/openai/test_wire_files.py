@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import time
@@ -13,11 +14,16 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
+from trainyard.app.context import Context
 from trainyard.settings import load_settings, settings
 from trainyard.stores.auth_string import keep_auth
+from trainyard.stores.metrics import Point
+from trainyard.stores.openai_records import FineTuningRecord
 from trainyard.stores.secret_files import TokenFile
 from trainyard.surfaces.openai.app import ROUTES
+from trainyard.surfaces.openai.calls import WireCall
 from trainyard.surfaces.openai.prefix import PREFIX
+from trainyard.surfaces.openai.results import keep_results
 from trainyard.surfaces.rest.service import build_guarded_app
 
 OWN = "http://127.0.0.1:8898"
@@ -190,6 +196,57 @@ def test_a_tenant_sees_its_own_files_only(wire: Wire) -> None:
         assert wire.ask(method, path, blue).status_code == 404
     body = {"model": "starter", "training_file": file}
     assert error_of(wire.ask("POST", "/fine_tuning/jobs", blue, json=body))["param"] == "training_file"
+
+
+def test_a_tenant_sees_its_own_jobs_and_uploads_only(wire: Wire) -> None:
+    acme, blue = wire.token("run", "acme"), wire.token("run", "blue")
+    file = wire.upload(b'{"messages": []}\n', token=acme).json()["id"]
+    job = wire.ask("POST", "/fine_tuning/jobs", acme, json={"model": "starter", "training_file": file}).json()
+    assert job["error"]["code"] == "invalid_file_format"
+    path = f"/fine_tuning/jobs/{job['id']}"
+    assert wire.ask("GET", f"{path}/events", acme).json()["data"][0]["level"] == "error"
+    for method, part in (("GET", ""), ("GET", "/events"), ("GET", "/checkpoints"), ("POST", "/cancel"),
+                         ("POST", "/pause"), ("POST", "/resume")):  # fmt: skip
+        answer = wire.ask(method, f"{path}{part}", blue)
+        assert (answer.status_code, error_of(answer)["code"]) == (404, "fine_tune_not_found")
+    body = {"filename": "c.jsonl", "purpose": "fine-tune", "bytes": 9, "mime_type": "application/jsonl"}
+    upload = wire.ask("POST", "/uploads", acme, json=body).json()["id"]
+    for part, options in (("parts", {"files": {"data": ("part", b"{}")}}), ("cancel", {}),
+                          ("complete", {"json": {"part_ids": ["part_1"]}})):  # fmt: skip
+        answer = wire.ask("POST", f"/uploads/{upload}/{part}", blue, **options)
+        assert (answer.status_code, error_of(answer)["param"]) == (404, "upload_id")
+    assert wire.ask("POST", f"/uploads/{upload}/cancel", acme).json()["status"] == "cancelled"
+
+
+def test_a_validation_file_is_checked_as_the_training_file_is(wire: Wire) -> None:
+    files = [wire.upload(rows).json()["id"] for rows in (write_rows(), write_rows(3))]
+    body = {"model": "starter", "training_file": files[0], "validation_file": files[1]}
+    job = wire.ask("POST", "/fine_tuning/jobs", json=body).json()
+    assert (job["status"], job["validation_file"]) == ("failed", files[1])
+    assert job["error"]["param"] == "validation_file"
+    assert job["error"]["message"] == "Validation file has 3 example(s), but must have at least 10 examples"
+    answer = wire.ask("POST", "/fine_tuning/jobs", json={**body, "validation_file": "file-0"})
+    assert (answer.status_code, error_of(answer)["param"]) == (404, "validation_file")
+
+
+def test_the_metrics_of_a_job_are_a_file(wire: Wire, home: Path) -> None:
+    call = WireCall(Context(settings()), {})
+    record = FineTuningRecord(id="ftjob-0123456789ab", created=1.0, request={}, name="job", model="ft:a:default::b")
+    call.jobs.create(record)
+    points = [Point(step=1, loss=2.5), Point(step=2, loss=1.25, eval_loss=1.5)]
+    kept = keep_results(call, record, points, 5.0)
+    assert keep_results(call, kept, points, 5.0).result_file == kept.result_file
+    path = f"/files/{kept.result_file}"
+    assert wire.ask("GET", path).json()["purpose"] == "fine-tune-results"
+    assert base64.b64decode(wire.ask("GET", f"{path}/content").content).decode() == (
+        "step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy\n1,2.50000,,,\n2,1.25000,,1.50000,\n"
+    )
+    assert [entry["id"] for entry in wire.ask("GET", "/files", params={"purpose": "fine-tune-results"}).json()["data"]]
+    answer = wire.ask("POST", "/fine_tuning/jobs", json={"model": "starter", "training_file": kept.result_file})
+    assert error_of(answer)["code"] == "invalid_file_purpose"
+    assert wire.ask("DELETE", path).json()["deleted"] is True
+    assert wire.ask("GET", path).status_code == 404
+    assert not list(home.glob("tenants/*/openai/results/*"))
 
 
 def test_a_tenant_reads_no_folder_of_the_machine(wire: Wire, home: Path) -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import settings
-from trainyard.spec.job import JobSpec
+from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.stores.openai_records import FileRecord
 from trainyard.surfaces.openai.calls import run_operation
 from trainyard.surfaces.openai.errors import WireError
 from trainyard.surfaces.openai.graders import read_grader
 from trainyard.surfaces.openai.job_bodies import CreateJobBody
-from trainyard.surfaces.openai.requests import MODEL_NAME, model_name, plan_job
+from trainyard.surfaces.openai.requests import MODEL_NAME, JobFiles, model_name, plan_job
 from trainyard.surfaces.openai.training_files import find_fault
 
 FILE = FileRecord(
@@ -30,7 +30,8 @@ SHORT = {**EXACT, "name": "s", "operation": "ilike", "reference": "yes"}
 
 def plan(**fields: Any) -> Any:
     body = CreateJobBody.model_validate({"model": "starter", "training_file": FILE.id, **fields})
-    return plan_job(body, FILE, "job-0", settings())
+    held_out = FILE.model_copy(update={"path": "uploads/b.jsonl"}) if body.validation_file else None
+    return plan_job(body, JobFiles(FILE, held_out), "job-0", settings())
 
 
 def test_auto_becomes_the_numbers_that_are_used() -> None:
@@ -57,8 +58,9 @@ def test_hyperparameters_reach_the_job() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"validation_file": "file-1"}, "validation_file"),
-        ({"integrations": [{"type": "wandb", "wandb": {"project": "p"}}]}, "integrations[0]"),
+        ({"integrations": [{"type": "wandb", "wandb": {"project": "p"}}]}, "integrations"),
+        ({"validation_file": "file-1", "method": {"type": "reinforcement", "reinforcement": {"grader": EXACT}}},
+         "validation_file"),
         ({"method": {"type": "dpo", "supervised": {}}}, "method.supervised"),
         ({"method": {"type": "reinforcement"}}, "method.reinforcement"),
         ({"method": {"type": "supervised", "supervised": {}}, "hyperparameters": {}}, "hyperparameters"),
@@ -73,6 +75,24 @@ def test_what_has_no_effect_is_refused_by_its_name(fields: dict[str, Any], param
     with pytest.raises(WireError) as caught:
         plan(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_a_validation_file_is_evaluated_and_not_trained() -> None:
+    planned = plan(validation_file="file-1")
+    chain = chain_of_job(JobSpec.model_validate(planned.parameters))
+    source, trainer = (node.config for node in chain.nodes)
+    assert source.heldout.path == "uploads/b.jsonl"
+    assert (trainer.eval.set, trainer.eval.keep_best, trainer.eval.steps) == ("heldout", 0, "epoch")
+    assert "steps" not in plan(validation_file="file-1", hyperparameters={"n_epochs": 2}).parameters["eval"]
+    assert planned.request["validation_file"] == "file-1"
+
+
+def test_similar_texts_are_rewarded() -> None:
+    grader = {"type": "text_similarity", "name": "t", "input": "{{sample.output_text}}", "evaluation_metric": "rouge_l"}
+    graded = read_grader({**grader, "reference": "{{item.answer}}"})
+    assert graded.rewards == ({"type": "text_similarity", "metric": "rouge_l", "weight": 1.0},)
+    assert graded.answer == "answer"
+    assert read_grader({**grader, "reference": "a plan"}).rewards[0]["text"] == "a plan"
 
 
 def test_graders_become_rewards() -> None:
@@ -98,6 +118,9 @@ def test_graders_become_rewards() -> None:
     [
         {"type": "python", "name": "p", "source": "def grade(s, i): return 1"},
         {"type": "score_model", "name": "p"},
+        {"type": ["string_check"]},
+        {"type": "text_similarity", "name": "t", "input": "{{sample.output_text}}", "reference": "x",
+         "evaluation_metric": "cosine"},
         {**EXACT, "operation": "ne"},
         {**EXACT, "input": "{{item.answer}}"},
         {**EXACT, "reference": "{{item.a.b}}"},
