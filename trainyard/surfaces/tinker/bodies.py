@@ -64,7 +64,7 @@ def decompress(body: bytes, encoding: str) -> bytes:
     body that becomes longer than the limit; no more than that is decompressed.
     """
     if not encoding or encoding == "identity":
-        return body
+        return require_length(body)
     if encoding != "zstd":
         raise refused(f"The content encoding {encoding[:20]!r} is not known.", "Send zstd, or no encoding.")
     try:
@@ -72,13 +72,18 @@ def decompress(body: bytes, encoding: str) -> bytes:
             plain: bytes = stream.read(MAX_TINKER_BYTES + 1)
     except (OSError, pa.ArrowException) as error:
         raise refused(f"The body is not zstd: {error}.", "Compress it again.") from error
-    if len(plain) > MAX_TINKER_BYTES:
+    return require_length(plain)
+
+
+def require_length(body: bytes) -> bytes:
+    """Raise `LimitExceeded` (`E-BODY-LENGTH`) for a body that is longer than the limit."""
+    if len(body) > MAX_TINKER_BYTES:
         raise LimitExceeded(
             f"The body is longer than {MAX_TINKER_BYTES:,} bytes.",
             do="Send fewer rows at a time.",
             code="E-BODY-LENGTH",
         )
-    return plain
+    return body
 
 
 def read_json(body: bytes, model: type[BaseModel]) -> Any:

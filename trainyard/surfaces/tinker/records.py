@@ -56,11 +56,17 @@ class ModelRecord(BaseModel):
     seed: int
     train_mlp: bool = True
     train_attn: bool = True
+    train_unembed: bool = False
+    request: str = ""
+    """Digest of the request that created it: the same request again is the same model."""
+    ready: bool = False
+    """Whether its adapter is there, and a checkpoint that it begins with is loaded."""
     engine: str = ""
     """The step session that has its adapter."""
     created: float
     last_request: float
     next_seq: int = 1
+    """Number after the last request that was carried out."""
     last_op: int = 0
     """Number of its newest operation in the step session."""
     process: int = 0
@@ -73,7 +79,8 @@ class ModelRecord(BaseModel):
     @property
     def signature(self) -> str:
         """Return what adapters have in common that one step session can have in turns."""
-        parts = [word for word, on in (("attn", self.train_attn), ("mlp", self.train_mlp)) if on]
+        layers = (("attn", self.train_attn), ("mlp", self.train_mlp), ("unembed", self.train_unembed))
+        parts = [word for word, on in layers if on]
         return f"{self.base} {self.rank} {'+'.join(parts)}"
 
 
