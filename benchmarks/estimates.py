@@ -153,11 +153,11 @@ def write_chains(folder: Path) -> dict[str, list[dict[str, Any]]]:
     grpo = {"type": "grpo", "rewards": [{"type": "length", "target_tokens": 8}], "max_completion_length": 16}
     rules = [{"type": "ai_generator", "config": {"count": 150}}, {"type": "validator"}]
     code = [{"type": "ai_generator", "config": {"count": 40, "template": "code"}}, {"type": "validator"}]
-    return {
+    return {  # the first is the short form: the fewest steps
+        "code": [source(repository="tools"), *code, trainer("sft", epochs=6)],
         "chats": [source(path="chats.jsonl"), trainer("sft")],
         "preference": [source(path="pairs.jsonl"), trainer("dpo")],
         "documents": [source(path="manual"), *rules, trainer("sft", epochs=4)],
-        "code": [source(repository="tools"), *code, trainer("sft", epochs=6)],
         "grpo": [source(path="problems.jsonl"), trainer(grpo, epochs=1)],
         "completion": [source(path="completions.jsonl"), trainer("sft", epochs=2)],
         "csv": [source(path="table.csv", columns=columns), trainer("sft")],

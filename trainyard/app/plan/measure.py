@@ -1,13 +1,13 @@
 """Ten steps of each training of a chain, for `plan --measure`.
 
 A probe trains on the rows that the training would have: the finished result before it, or what a data source before it
-reads. Where neither is there, on rows of the greatest length that are made up.
+reads. Where neither is there, on made-up rows, as long as the plan found them or else of the greatest length.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,8 @@ from trainyard.stores.artifacts import open_reference
 MOST_ROWS = 20_000
 """Rows of a data source that a probe reads."""
 LEAST_ROWS = 64
+TOKENS_PER_NUMBER = 3
+"""Of a made-up row's words: the measured length counts, so that this need not be exact."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,13 @@ class ProbeData:
 # Measuring
 
 
-def measure(nodes: FinishedNodes, settings: Settings, say: Callable[[str], None]) -> dict[str, str]:
-    """Measure ten steps of each trainer whose result is not finished; trainer's id -> why it was not measured."""
+def measure(
+    nodes: FinishedNodes, settings: Settings, say: Callable[[str], None], lengths: Mapping[str, float]
+) -> dict[str, str]:
+    """Measure ten steps of each trainer whose result is not finished; trainer's id -> why it was not measured.
+
+    `lengths` are tokens of a row, of the trainers whose rows the plan has read.
+    """
     problems = {}
     for node, config in list_trainers(nodes.chain):
         if nodes.outputs.get(node.id) is not None:
@@ -59,7 +66,7 @@ def measure(nodes: FinishedNodes, settings: Settings, say: Callable[[str], None]
             continue
         with tempfile.TemporaryDirectory(prefix="trainyard-measure-") as scratch:
             try:
-                data = probe_data(nodes, node, Path(scratch), settings)
+                data = probe_data(nodes, node, Path(scratch), settings, lengths.get(node.id))
                 say(f"{node.id}: measuring {STEPS} steps on {data.text}")
                 sha256 = {data.port: data.name} if data.name else {}
                 job = prepare_job(
@@ -74,7 +81,9 @@ def measure(nodes: FinishedNodes, settings: Settings, say: Callable[[str], None]
     return problems
 
 
-def probe_data(nodes: FinishedNodes, node: ResolvedNode, scratch: Path, settings: Settings) -> ProbeData:
+def probe_data(
+    nodes: FinishedNodes, node: ResolvedNode, scratch: Path, settings: Settings, length: float | None
+) -> ProbeData:
     """Return the rows of the training, as far as they are there; else rows that are made up."""
     sources = [source for port in DATA_PORTS for source in node.inputs.get(port, ())]
     for source in sources:
@@ -91,8 +100,11 @@ def probe_data(nodes: FinishedNodes, node: ResolvedNode, scratch: Path, settings
     count = max(LEAST_ROWS, STEPS * rows_per_step(config) * config.launch.processes)
     folder = scratch / "rows"
     folder.mkdir()
-    shapes.write_rows(folder / shapes.ROWS_FILE, port, make_rows(port, count, config))
-    text = f"{count:,} made-up rows of {config.hyperparameters.max_length:,} tokens, as its own are not here yet"
+    longest = config.hyperparameters.max_length
+    words = longest if length is None else min(longest, max(4, round(length / TOKENS_PER_NUMBER)))
+    shapes.write_rows(folder / shapes.ROWS_FILE, port, make_rows(port, count, words))
+    size = f"{longest:,}" if length is None else f"about {length:,.0f}"
+    text = f"{count:,} made-up rows of {size} tokens, as its own are not here yet"
     return ProbeData(port, folder, "", text)
 
 
@@ -129,12 +141,11 @@ def limit_rows(config: DataSourceConfig) -> DataSourceConfig:
     return config.model_copy(update={"max_rows": min(config.max_rows or MOST_ROWS, MOST_ROWS)})
 
 
-def make_rows(port: Port, count: int, config: TrainerConfig) -> list[Row]:
-    """Return rows of the greatest length; each has at least as many words as it may have tokens."""
-    length = config.hyperparameters.max_length
+def make_rows(port: Port, count: int, words: int) -> list[Row]:
+    """Return rows of so many words, each a number: at least as many tokens."""
 
-    def answer(number: int, share: float = 1.0) -> str:
-        return " ".join(f"{number + offset}" for offset in range(max(4, int(length * share))))
+    def answer(number: int) -> str:
+        return " ".join(f"{number + offset}" for offset in range(words))
 
     rows: list[Row] = []
     for number in range(count):

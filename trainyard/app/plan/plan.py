@@ -128,7 +128,8 @@ def plan_chain(
     elif measure:
         from trainyard.app.plan.measure import measure as measure_steps  # imports the readers of rows
 
-        problems = measure_steps(finished_nodes, settings, say)
+        lengths = {node_id: node.tokens_per_row for node_id, node in sampled.items() if node.tokens_per_row}
+        problems = measure_steps(finished_nodes, settings, say, lengths)
     here = list_devices()[0]
     inputs = Known(
         rows={node_id: look.rows for node_id, look in looks.items() if look.rows},

@@ -32,7 +32,7 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.estimate import SampledNode
 from trainyard.spec.estimate.verdict import find_floor
-from trainyard.spec.graph import extracts_pairs
+from trainyard.spec.graph import find_extracted
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.ports import ROW_PORTS
 from trainyard.spec.training import STARTER, TrainerConfig
@@ -40,6 +40,9 @@ from trainyard.stores.artifacts import NodeOutput, ProducedSet, Reference
 
 FIRST_ROWS, MOST_ROWS = 500, 20_000
 """Rows, or documents, that are read at first, and at most."""
+GENERATION_FACTOR = 4
+"""The rules that take questions from documents may take this many times `plan_read_s`: all documents of an ordinary
+folder are read, so that a check says what a run will find."""
 LEAST_SHARE = 3
 """A generator that finds less than one row of so many is short of rows."""
 ANYWAY = (
@@ -175,18 +178,16 @@ class Reading:
 
     def ask_about_starter(self, refused: frozenset[str]) -> None:
         """Ask before the starter is trained on pairs of the user's documents by rule, or on more than it can learn."""
-        extracted: set[str] = set()
+        nodes = [self.chain.node(node_id) for node_id in self.chain.order]
+        extracted = find_extracted({node.id: node.inputs for node in nodes}, {node.id: node.config for node in nodes})
         reasons: dict[str, str] = {}
-        for node_id in self.chain.order:
-            node = self.chain.node(node_id)
-            reads = any(source.node_id in extracted for port in DATA_PORTS for source in node.inputs.get(port, ()))
-            if extracts_pairs(node.config) or (reads and isinstance(node.config, ValidatorConfig)):
-                extracted.add(node_id)
+        for node in nodes:
+            node_id = node.id
             is_new = node_id not in refused and self.finished.get(node_id) is None
             if not (is_new and isinstance(node.config, TrainerConfig) and node.config.base_model == STARTER):
                 continue
             tokens = self.sft_tokens.get(node_id, 0)
-            if reads:
+            if node_id in extracted:
                 reasons[node_id] = STARTER_SUCCESS
             elif tokens > STARTER_TOKENS and node.config.hyperparameters.max_steps is None:
                 reasons[node_id] = (
@@ -321,16 +322,27 @@ class Reading:
 
         documents = self.first(node, Port.DOCUMENTS)
         folder = self.folder_for(node)
-        result = generate(config, documents.folder, folder, complete=None, report=ignore)
+        began = time.monotonic()
+        limit_s = GENERATION_FACTOR * self.settings.plan_read_s
+        result = generate(config, documents.folder, folder, complete=None, report=ignore, deadline=began + limit_s)
+        self.deadline += time.monotonic() - began  # the rules have a limit of their own
         rows = sum(produced.rows or 0 for produced in result.outputs.values())
         requested = int(result.facts.get("asked") or config.count)
-        scale = 1.0 if documents.whole else max(1.0 + 1e-9, min(documents.scale, requested / max(1, rows)))
+        read = int(result.facts["documents"])
+        whole = documents.whole and read >= documents.rows
+        growth = documents.scale * documents.rows / max(1, read)
+        scale = 1.0 if whole else max(1.0 + 1e-9, min(growth, requested / max(1, rows)))
         self.keep(node, folder, result.outputs, scale)
         pairs = int(result.facts.get("pairs") or 0)
         sampled_node = self.sample.nodes[node.id]
         self.sample.nodes[node.id] = sampled_node.model_copy(update={"requested": requested})
         self.note(node.id, f"rows: {rows:,} of {requested:,} by rule, {pairs:,} questions")
-        if documents.whole and rows * LEAST_SHARE < requested:
+        if read < documents.rows:
+            part = f"{read:,} of {documents.rows:,} documents"
+            self.note_unread(
+                node.id, f"{part} read by the rules within {limit_s:g} s ({GENERATION_FACTOR} × setting plan_read_s)"
+            )
+        if whole and rows * LEAST_SHARE < requested:
             because = (
                 f"The rules find {rows:,} rows of {requested:,} (config.count {config.count:,}) in these documents."
             )

@@ -15,6 +15,7 @@ The extractive engine's part: how many pairs of which document, and no question 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -41,14 +42,19 @@ from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.artifacts import Facts, Produced, ProducedSet
 
 
-def take(config: AiGeneratorConfig, documents: Path, books: Books, report: Callable[[float, str], None]) -> None:
-    """Write the pairs of all documents, evenly spread, to the books.
+def take(
+    config: AiGeneratorConfig, documents: Path, books: Books, report: Callable[[float, str], None], deadline: float
+) -> None:
+    """Write the pairs of the documents, evenly spread, to the books.
 
+    No document is begun after `deadline` (s, monotonic clock) but the first.
     Raises `TrainyardError` (`E-DATA-EMPTY`) when the rules find nothing in any document.
     """
     wordings = count_wordings(config)
     by_document: list[tuple[DocumentRow, list[Pair]]] = []
     for number, document in enumerate(read_documents(documents), 1):
+        if by_document and time.monotonic() > deadline:
+            break
         document_pairs = [
             pair for pair in pairs(document, config.template, wordings=wordings) if books.first_time(pair.wordings[0])
         ]
@@ -101,9 +107,16 @@ REPORT_EVERY_S = 0.5
 
 
 def generate(
-    config: AiGeneratorConfig, documents: Path, folder: Path, *, complete: Complete | None, report: Report
+    config: AiGeneratorConfig,
+    documents: Path,
+    folder: Path,
+    *,
+    complete: Complete | None,
+    report: Report,
+    deadline: float = math.inf,
 ) -> Produced:
-    """Write the rows that `config` asks for into `folder/<port>`; without `complete` they are extracted by rule.
+    """Write the rows that `config` asks for into `folder/<port>`; without `complete` they are extracted by rule, from
+    the documents that were begun before `deadline` (s, monotonic clock; `documents` of the facts is their number).
 
     `documents` is the folder of a documents port. Blocks; must not be called on a running event loop. Raises
     `InvalidInput` (`E-DATA-NOT-FOUND`, `E-PROMPT`, `E-PROMPT-…`), `TrainyardError`
@@ -128,7 +141,7 @@ def generate(
     candidates = CandidateBook(folder / port.value, config.best_of) if config.best_of > 1 else None
     with Books(folder / port.value, port) as books:
         if complete is None:
-            take(config, documents, books, report_rarely(report))
+            take(config, documents, books, report_rarely(report), deadline)
         else:
             with candidates or nullcontext():
                 line = asyncio.run(

@@ -120,8 +120,18 @@ def estimate_rows(
     """Return rows that a node gives on each port, at most, and how that is known."""
     if node.id in facts.rows:
         return dict(facts.rows[node.id]), "rows: counted"
-    if (sampled := facts.sampled.get(node.id)) and sampled.rows:
+    sampled = facts.sampled.get(node.id, SampledNode())
+    if sampled.rows:
         return dict(sampled.rows), "; ".join(sampled.notes) or "rows: read"
+    rows, basis = derive_rows(node, earlier, generators)
+    notes = () if isinstance(node.config, TrainerConfig) else sampled.notes  # a trainer's stand next to its steps
+    return rows, "; ".join(filter(None, (basis, *notes)))
+
+
+def derive_rows(
+    node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]], generators: Mapping[str, Mapping[Port, int]]
+) -> tuple[dict[Port, int], str]:
+    """Return rows of a node that was not read, at most, by its config and the nodes before it."""
     if isinstance(node.config, DataSourceConfig):
         sources = (source for _, _, source in node.config.named_sets())
         elsewhere = [str(source.hub or source.url) for source in sources if source.hub is not None or source.in_bucket]
