@@ -93,6 +93,8 @@ class SamplerRecord(BaseModel):
     saved: str = ""
     """Name of a saved state; empty: the base."""
     signature: str = ""
+    follows: str = ""
+    """Model whose newest weights it samples from: each save of its kind (`inflight`) moves it on."""
     engine: str = ""
 
 

@@ -125,11 +125,7 @@ class TinkerService:
     def create_model(self, tenant: str, body: requests.CreateModel) -> Future:
         """Create a model; the same number of a session is the same model."""
         session = self.live_session(tenant, body.session_id)
-        if body.optimizer_config is not None and body.optimizer_config.type != "adamw":
-            raise InvalidInput(
-                f"The optimizer {body.optimizer_config.type[:40]!r} is not known.", do="Use adamw.",
-                code="E-REQUEST-REFUSED",
-            )  # fmt: skip
+        require_adamw(body.optimizer_config)
         lora = body.lora_config or requests.LoraConfig()
         self.engines.find_base(tenant, body.base_model)  # refused here, not when it is trained
         model = self.new_model(session, body.model_seq_id, body.base_model, lora, body.user_metadata)
@@ -226,6 +222,7 @@ class TinkerService:
                 "A checkpoint of another account cannot be read.", do="Leave weights_access_token out.",
                 code="E-REQUEST-REFUSED",
             )  # fmt: skip
+        require_adamw(body.optimizer_config)
         digest = body.model_dump_json()
         if body.model_id is not None:
             return self.submit(tenant, body.model_id, body.seq_id, digest, "load", body)
@@ -238,6 +235,10 @@ class TinkerService:
         if body.base_model not in (None, source.base):
             raise InvalidInput(
                 f"The checkpoint is of {source.base}.", do="Leave base_model out.", code="E-CHECKPOINT-MISMATCH"
+            )
+        if body.lora_config is not None and body.lora_config.rank != source.rank:
+            raise InvalidInput(
+                f"The checkpoint is of rank {source.rank}.", do="Leave lora_config out.", code="E-CHECKPOINT-MISMATCH"
             )
         lora = requests.LoraConfig(
             rank=source.rank, seed=source.seed % 2**31, train_attn=source.train_attn, train_mlp=source.train_mlp,
@@ -356,6 +357,14 @@ class TinkerService:
 
 
 MAX_SAMPLED = 8192
+
+
+def require_adamw(config: requests.OptimizerConfig | None) -> None:
+    """Raise `InvalidInput` (`E-REQUEST-REFUSED`) for another optimizer."""
+    if config is not None and config.type != "adamw":
+        raise InvalidInput(
+            f"The optimizer {config.type[:40]!r} is not known.", do="Use adamw.", code="E-REQUEST-REFUSED"
+        )
 
 
 def sequence_ids(future: Future, body: requests.Sample) -> list[str]:

@@ -155,10 +155,24 @@ class ModelTrainer:
         sampler = SamplerRecord(
             id=f"{session.id}:sample:{request.sampling_session_seq_id}", base=model.base,
             model_path=path_of(model, checkpoint), saved=checkpoint.saved, engine=model.engine,
+            follows=model.id if request.kind == "inflight" else "",
         )  # fmt: skip
         session.samplers[sampler.id] = sampler
+        if sampler.follows:
+            self.move_on(session, model, sampler)
         self.store.write(session)
         return Answer({"sampling_session_id": sampler.id, "type": "save_weights_for_sampler"})
+
+    def move_on(self, session: ClientSession, model: ModelRecord, newest: SamplerRecord) -> None:
+        """Let every sampler that follows a model take the newest weights, and remove those that none has any more."""
+        for sampler in session.samplers.values():
+            if sampler is newest or sampler.follows != model.id:
+                continue
+            path, sampler.model_path, sampler.saved = sampler.model_path, newest.model_path, newest.saved
+            for checkpoint in [other for other in model.checkpoints if path_of(model, other) == path]:
+                if path != newest.model_path:
+                    model.checkpoints.remove(checkpoint)
+                    self.remove_files(model, checkpoint)
 
     def save_external(
         self, session: ClientSession, model: ModelRecord, request: requests.SaveExternal, future: Future

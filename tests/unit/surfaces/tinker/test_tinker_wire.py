@@ -144,6 +144,42 @@ def test_samples_are_of_the_saved_weights(client: WireClient) -> None:
     assert "no checkpoint" in sample(2)["error"]  # type: ignore[index]
 
 
+def test_samplers_that_follow_a_model_take_its_newest_weights(client: WireClient) -> None:
+    """A sampler of kind inflight moves on with the next save of that kind; a snapshot stays."""
+    model = client.create_model()
+
+    def save(seq: int, number: int, kind: str) -> str:
+        body = {"model_id": model, "seq_id": seq, "sampling_session_seq_id": number, "kind": kind}
+        return str(client.wait(client.post("save_weights_for_sampler", **body))["sampling_session_id"])
+
+    def score(sampler: str) -> object:
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": ROWS[0]}]}
+        body = {"prompt": prompt, "sampling_params": {"max_tokens": 1}, "prompt_logprobs": True}
+        return client.wait(client.post("asample", sampling_session_id=sampler, **body))["prompt_logprobs"]
+
+    first, fixed = save(1, 1, "inflight"), save(2, 2, "snapshot")
+    before = score(first)
+    assert score(fixed) == before
+    client.train(model, 3, rate=0.1)
+    newest = save(5, 3, "inflight")
+    assert score(first) == score(newest) != before
+    assert score(fixed) == before
+    client.train(model, 6)
+    assert len(client.http.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"]) == 2
+
+
+def test_an_optimizer_or_a_rank_that_a_load_would_not_get_is_refused(client: WireClient) -> None:
+    model = client.create_model()
+    path = client.wait(client.post("save_weights", model_id=model, path="one", seq_id=1))["path"]
+    body = {"session_id": client.session, "model_seq_id": 80, "path": path}
+    for more, words in (
+        ({"optimizer_config": {"type": "dimuon"}}, "dimuon"), ({"lora_config": {"rank": 4}}, "of rank 8"),
+    ):  # fmt: skip
+        answer = client.http.post("/load_weights", json=body | more)
+        assert answer.status_code == 400
+        assert words in answer.json()["detail"]
+
+
 def test_a_checkpoint_leaves_as_an_adapter(client: WireClient) -> None:
     model = client.create_model()
     client.train(model, 1)
