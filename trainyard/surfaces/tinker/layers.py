@@ -24,8 +24,8 @@ def name_targets(base: Path | None, *, attn: bool, mlp: bool, unembed: bool) -> 
     """Return `target_modules` for an adapter: a word where there is one, else the names of its layers."""
     if not unembed and attn:
         return "all-linear" if mlp else "attention-only"
-    attention, others, output = list_layers(base) if base is not None else (USUAL_ATTENTION, USUAL_MLP, "lm_head")
-    return (*(attention if attn else ()), *(others if mlp else ()), *((output,) if unembed else ()))
+    attention, mlp_layers, output = list_layers(base) if base is not None else (USUAL_ATTENTION, USUAL_MLP, "lm_head")
+    return (*(attention if attn else ()), *(mlp_layers if mlp else ()), *((output,) if unembed else ()))
 
 
 def list_layers(base: Path) -> tuple[tuple[str, ...], tuple[str, ...], str]:
@@ -36,9 +36,9 @@ def list_layers(base: Path) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     inner = {match[1] for name, shape in shapes.items() if len(shape) > 1 and (match := IN_BLOCK.search(name))}
     layers = sorted(path for path in inner if not set(path.split(".")) & set(ROUTERS))
     attention = [path for path in layers if is_attention(path)]
-    others = [path for path in layers if not is_attention(path)]
-    twice = {leaf(path) for path in attention} & {leaf(path) for path in others}
-    names = [tuple(dict.fromkeys(short_name(path, twice) for path in group)) for group in (attention, others)]
+    rest = [path for path in layers if not is_attention(path)]
+    twice = {leaf(path) for path in attention} & {leaf(path) for path in rest}
+    names = [tuple(dict.fromkeys(short_name(path, twice) for path in group)) for group in (attention, rest)]
     output = next((name for name in OUTPUT_LAYERS if f"{name}.weight" in shapes), OUTPUT_LAYERS[0])
     return names[0], names[1], output
 
