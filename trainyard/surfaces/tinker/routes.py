@@ -122,10 +122,13 @@ class TinkerWire:
             caller = self.authenticate(request)
             audit = request.state.audit = RequestAudit(name, request, caller, self.settings)
             try:
-                return await handler(request, tenant_of(caller, scope))
+                tenant = tenant_of(caller, scope)
+            except Denied as error:
+                audit.note_denied(error)
+                return problem(hide_error(caller, error, self.settings))
+            try:
+                return await handler(request, tenant)
             except TrainyardError as error:
-                if isinstance(error, Denied):
-                    audit.note_denied(error)
                 return problem(hide_error(caller, error, self.settings))
 
         return respond
@@ -177,7 +180,8 @@ class TinkerWire:
                 step.forward_only = step.forward_only or forward_only
             else:
                 step = read_json_step(body, forward_only=forward_only)
-            return request.state.audit.run(step, lambda: self.service.submit_step(tenant, step))
+            audit: RequestAudit = request.state.audit
+            return audit.run(step, lambda: self.service.submit_step(tenant, step))
 
         return respond_with(await anyio.to_thread.run_sync(work))
 
