@@ -25,7 +25,7 @@ from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import derive_job_id
 from trainyard.stores.live.job_index import JobIndex
-from trainyard.surfaces.live.streams import follow_logs, follow_metrics
+from trainyard.surfaces.streams import follow_logs, follow_metrics
 
 P99_MS, SHARE = 250.0, 0.03
 STEPS = size(200, 10)

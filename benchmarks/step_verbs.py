@@ -24,8 +24,8 @@ import httpx
 
 from benchmarks.harness import Row, Sample, finish, size
 from benchmarks.rest_api import service
-from tests.session_surface import surface_of
-from tests.unit.backends.session_host import ROWS, hosted, record_of
+from tests.session_surface import make_surface
+from tests.unit.backends.session_host import ROWS, host_session, make_record
 from tests.unit.backends.session_in_process import batch_here, open_here
 from trainyard import connect
 from trainyard.compute.services import free_port, is_healthy
@@ -43,17 +43,17 @@ def main() -> None:
         root = Path(folder)
         build_tiny_model(root / "model")
         settings = load_settings(home=root / "home", threads=1)
-        record = record_of(root / "model")
+        record = make_record(root / "model")
         token = TokenFile(settings.home).create("bench", "run", "", 1)
         with (
-            hosted(settings, record) as session,
+            host_session(settings, record) as session,
             service(settings) as (url, _),
             connect(url, token) as remote,
             echo_service() as echo_url,
             httpx.Client(base_url=echo_url) as client,
         ):
             local_session = open_here(settings.home, record.id, root / "own")
-            batch, surface = batch_here(local_session), surface_of(settings).sessions
+            batch, surface = batch_here(local_session), make_surface(settings).sessions
             lists = {name: value.tolist() for name, value in batch.items()}
             times = measure(
                 {

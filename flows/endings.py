@@ -23,8 +23,7 @@ from prefect.states import Cancelled, Crashed
 
 from trainyard.app.run_records import NodeResult, NodeState, RunRecord
 from trainyard.app.training_logs import has_no_progress
-from trainyard.prefect_api.control import INTERRUPTED, read_state
-from trainyard.prefect_api.states import build_preempted, build_waiting
+from trainyard.prefect_api.states import INTERRUPTED, build_preempted, build_waiting, read_state
 
 CONTINUE_AFTER_S = 20.0
 """Delay of a preempted run, so that no worker that is shutting down takes it; workers look 10 s ahead."""

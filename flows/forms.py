@@ -40,5 +40,5 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def describe_field(field: FieldInfo) -> str:
-    """Return what a field is for; of a group of fields that says no more, what the group is for."""
+    """Return the description of a field, or of its group where the field has none."""
     return field.description or inspect.getdoc(field.annotation) or ""

@@ -139,7 +139,7 @@ def data_address(picture: str) -> str:
 
 
 def cell(node: NodeResult) -> str:
-    """Return one table cell: what the node gave, or why it did not."""
+    """Return one table cell: the node's outputs, or the reason of its failure."""
     return "<br>".join(map(report.cell, node.message.splitlines()))
 
 

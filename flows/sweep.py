@@ -45,18 +45,16 @@ from trainyard.app.training_logs import find_training_logs
 from trainyard.compute.child import RUN_VARIABLE, faultpoint
 from trainyard.errors import Refused, TrainyardError
 from trainyard.inherited import keep_files_private
-from trainyard.prefect_api.control import INTERRUPTED
-from trainyard.prefect_api.states import AT_RUNG, node_state
+from trainyard.prefect_api.states import AT_RUNG, INTERRUPTED, node_state
 from trainyard.settings import settings
 from trainyard.spec.chain import ResolvedChain
 from trainyard.stores.artifacts import NodeOutput
 from trainyard.stores.live.job_ids import TENANT_TAG, job_tags
 from trainyard.sweeps.asha import Trial, TrialState, find_best
 from trainyard.sweeps.chains import apply_values, list_needed_nodes
-from trainyard.sweeps.folder import SweepRecord, find_record, sweep_folder, sweep_lock, write_record
 from trainyard.sweeps.scheduling import ATTEMPTS, Segment, SegmentEnd, TrialSchedule, read_metric, read_metric_at
 from trainyard.sweeps.spec import SweepSpec
-from trainyard.sweeps.study import SweepStudy
+from trainyard.sweeps.study import SweepRecord, SweepStudy, find_record, sweep_folder, sweep_lock, write_record
 
 STOPPED_BY_KILL = "E-KILLED"
 

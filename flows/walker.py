@@ -47,8 +47,7 @@ from trainyard.compute.child import RUN_VARIABLE
 from trainyard.compute.events import EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
-from trainyard.prefect_api.control import INTERRUPTED
-from trainyard.prefect_api.states import BUDGET_EXCEEDED, PREEMPTED, SKIPPED, build_completed, node_state
+from trainyard.prefect_api.states import BUDGET_EXCEEDED, INTERRUPTED, PREEMPTED, SKIPPED, build_completed, node_state
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec
@@ -67,7 +66,7 @@ THREADS = 64
 """Nodes in flight. They are submitted in topological order, so a thread only ever waits for an earlier one."""
 
 GATE_FACTS = ("verdict", "reasons", "passed", "do")
-"""Facts of a deployer whose gate said no."""
+"""Facts of a deployer whose gate refused."""
 
 FLOW: dict[str, Any] = {"persist_result": True, "validate_parameters": True, "log_prints": False}
 """Options of every flow here. Each call builds its own task runner."""
@@ -329,7 +328,7 @@ async def node_result(fields: dict[str, Any], state: State[Any]) -> NodeResult:
 
 
 def find_closed_gate(chain: ResolvedChain, nodes: tuple[NodeResult, ...]) -> ClosedGate | None:
-    """Return why nothing was deployed, if the gate of a deployer said no; the first of several deployers."""
+    """Return the reason of a gate that refused to deploy; of several deployers, the first."""
     for node in nodes:
         if is_closed_gate(node.facts):
             sources = chain.node(node.id).inputs.get(Port.REPORT, ())

@@ -12,7 +12,7 @@ from nodes.completion import completion
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node, skip_slot
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.data.generation.generate import generate
-from trainyard.evals.selection.choosing import choose_best
+from trainyard.evals.selection import choose_best
 from trainyard.prefect_api.slots import device_slots
 from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.graph import ResolvedNode

@@ -18,7 +18,7 @@ from trainyard.stores.artifacts import NodeOutput, Produced
 
 @task(name="data_source", **NODE_TASK)
 def data_source(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
-    """Read what the config names and leave documents or normalised rows, with every refused row in quarantine."""
+    """Read the configured sets and leave documents or normalised rows, with every refused row in quarantine."""
     return run_node(node, upstream, run, prepare)
 
 

@@ -28,8 +28,15 @@ from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.remote.kinds import pin_sources
 from trainyard.errors import InvalidInput, NotDeployed, TrainyardError
-from trainyard.prefect_api.control import INTERRUPTED, WANTED_EVERY_S, make_state_reader
-from trainyard.prefect_api.states import BUDGET_EXCEEDED, NOT_DEPLOYED, SKIPPED, STOPPED_NAMES
+from trainyard.prefect_api.states import (
+    BUDGET_EXCEEDED,
+    INTERRUPTED,
+    NOT_DEPLOYED,
+    SKIPPED,
+    STOPPED_NAMES,
+    WANTED_EVERY_S,
+    make_state_reader,
+)
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
@@ -237,7 +244,7 @@ def carry_out_node(
 
 
 def build_not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOutput]:
-    """Return the state of a node whose gate said no: it has decided, so it is completed. A next run decides again."""
+    """Return the state of a node whose gate refused: it has decided, so it is completed. A next run decides again."""
     facts = {
         "deployed": False,
         "verdict": error.verdict,

@@ -145,13 +145,13 @@ def running_children() -> set[psutil.Process]:
     return children
 
 
-def nothing_left(before: set[threading.Thread | psutil.Process], spared: tuple[str, ...] = ()) -> None:
+def require_nothing_left(before: set[threading.Thread | psutil.Process], spared: tuple[str, ...] = ()) -> None:
     """Fail if a thread or process has come since `before`: what it does next happens in another test."""
     deadline = time.monotonic() + END_S
     while left := {
         runner for runner in list_running() - before if not (thread_name(runner).startswith(spared) or is_kept(runner))
     }:
-        assert time.monotonic() < deadline, f"still running: {sorted(map(described, left))}"
+        assert time.monotonic() < deadline, f"still running: {sorted(map(describe_runner, left))}"
         time.sleep(0.02)
 
 
@@ -172,7 +172,7 @@ def reads(runner: threading.Thread | psutil.Process) -> bool:
     return isinstance(runner, psutil.Process) and READING.process is not None and runner.pid == READING.process.pid
 
 
-def described(runner: threading.Thread | psutil.Process) -> str:
+def describe_runner(runner: threading.Thread | psutil.Process) -> str:
     """What is left, with the command of a process that has not ended meanwhile."""
     if isinstance(runner, threading.Thread):
         return str(runner)
@@ -195,7 +195,7 @@ def nothing_is_left_by_the_session() -> Iterator[None]:
     for each in list(limited.RUNNING.values()) if limited else ():
         each.stop()
     end_loops_of_prefect()
-    nothing_left(before)
+    require_nothing_left(before)
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def nothing_is_left() -> Iterator[None]:
     """Each test ends the threads and processes that it starts. Fixtures of a wider scope end theirs later."""
     before = list_running()
     yield
-    nothing_left(before, spared=PREFECTS_THREADS + EXECUTORS_THREADS)
+    require_nothing_left(before, spared=PREFECTS_THREADS + EXECUTORS_THREADS)
 
 
 @pytest.fixture(autouse=True)

@@ -35,13 +35,13 @@ EXAMPLES = 10
 FIXTURES = frozenset({"tiny_model", "prefect", "jobs"})
 
 
-def file_of(module: str) -> Path | None:
+def find_file(module: str) -> Path | None:
     """The file of a module of the repository."""
     base_path = REPOSITORY.joinpath(*module.split("."))
     return next((path for path in (base_path.with_suffix(".py"), base_path / "__init__.py") if path.is_file()), None)
 
 
-def imported(body: list[ast.stmt]) -> Iterator[str]:
+def find_imports(body: list[ast.stmt]) -> Iterator[str]:
     """The names of modules that statements import when they run, those in functions and for type checks left out."""
     for node in body:
         if isinstance(node, ast.Import):
@@ -50,27 +50,27 @@ def imported(body: list[ast.stmt]) -> Iterator[str]:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Try | ast.With):
-            yield from imported(node.body)
+            yield from find_imports(node.body)
 
 
 @cache
-def imports_of(path: Path) -> frozenset[str]:
-    return frozenset(imported(ast.parse(path.read_text(encoding="utf-8")).body))
+def read_imports(path: Path) -> frozenset[str]:
+    return frozenset(find_imports(ast.parse(path.read_text(encoding="utf-8")).body))
 
 
 def starts_processes(path: Path) -> bool:
-    return any(name == starter or name.startswith(f"{starter}.") for name in imports_of(path) for starter in STARTERS)
+    return any(name == starter or name.startswith(f"{starter}.") for name in read_imports(path) for starter in STARTERS)
 
 
 def is_heavy(path: Path) -> bool:
     """Whether importing a file imports one of `HEAVY`."""
     seen, waiting = {path}, [path]
     while waiting:
-        for name in imports_of(waiting.pop()):
+        for name in read_imports(waiting.pop()):
             top = name.partition(".")[0]
             if top in HEAVY:
                 return True
-            file = file_of(name) if top in OWN else None
+            file = find_file(name) if top in OWN else None
             if file and file not in seen:
                 seen.add(file)
                 waiting.append(file)

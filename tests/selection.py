@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def by_default(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+def choose_by_default(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Parameters for `parametrize`: those in `quick` as they are, the others marked slow."""
     quick_values = list(quick)
     return [value if value in quick_values else slow(value) for value in values]

@@ -11,7 +11,7 @@ from trainyard.surfaces.invocation import execute_operation
 from trainyard.surfaces.sdk.surface import Surface, check_request
 
 
-def surface_of(settings: Settings, caller: Caller = OWNER) -> Any:
+def make_surface(settings: Settings, caller: Caller = OWNER) -> Any:
     def call(name: str, fields: dict[str, Any]) -> Any:
         return execute_operation(name, check_request(name, fields), Context(settings, say=ignore, caller=caller))
 

@@ -67,7 +67,7 @@ class Ran:
         return [row for row in self.events if row["event"] == event]
 
 
-def labelled_rows() -> list[Row]:
+def make_labelled_rows() -> list[Row]:
     """Each answer of the pairs by itself, with its verdict."""
     pairs = [row for row in preference_rows() if isinstance(row, PreferenceRow)]
     return [
@@ -82,7 +82,7 @@ def write_data(folder: Path) -> dict[Port, Path]:
     sets = {
         Port.SFT: sft_rows(),
         Port.PREFERENCE: preference_rows(),
-        Port.LABELLED: labelled_rows(),
+        Port.LABELLED: make_labelled_rows(),
         Port.TEXT: [
             TextRow(" ".join(m.content for m in row.messages)) for row in sft_rows() if isinstance(row, SftRow)
         ],
@@ -169,7 +169,7 @@ def train_as_child(job: TrainingJob, folder: Path, note: Callable[[Event], None]
     return Ran(folder / "out" / job.output.value, events)
 
 
-def broken_model(tiny_model: Path, folder: Path) -> Path:
+def write_broken_model(tiny_model: Path, folder: Path) -> Path:
     """The tiny model with one weight that is no number."""
     folder.mkdir()
     for path in tiny_model.iterdir():

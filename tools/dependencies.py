@@ -213,7 +213,7 @@ def unlisted(by_package: dict[str, set[str]], rows: Iterable[Known]) -> list[str
 
 
 def audit(folder: Path | None) -> list[str]:
-    """What is wrong with the list of accepted advisories; empty if it is complete and nothing in it is stale."""
+    """Return the problems of the list of accepted advisories; empty if it is complete and nothing in it is stale."""
     pins, rows = pinned(), accepted()
     advisories = advisories_in(folder) if folder else advisories_online(pins)
     old = [f"{row.advisory}: {row.package} is pinned below {row.version}" for row in below(fixed(), pins)]

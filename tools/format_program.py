@@ -39,7 +39,7 @@ LINEAR = ("_proj.weight",)
 
 
 def run(format: Quantization, base: Path, folder: Path) -> dict[str, Any]:
-    """Train three steps through the format, save, load, and continue; what is compared is in the report."""
+    """Train three steps through the format, save, load, and continue; the report has the comparison."""
     model = PREPARED[format](base, folder / "base") if format in PREPARED else base
     jobs = Jobs(model, write_data(folder / "data"), folder / "locks")
 

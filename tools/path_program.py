@@ -1,4 +1,4 @@
-"""Send thousands of paths to every text parameter of the API in this process, and watch what is opened.
+"""Send thousands of paths to every text parameter of the API in this process, and record the opened files.
 
     python -m tools.path_program FOLDER FIRST COUNT
 
@@ -100,7 +100,7 @@ SEEDS = (
 
 
 class Watch:
-    """Record of what the interpreter opened and connected to."""
+    """Record of files and addresses that the interpreter opened."""
 
     def __init__(self, outside: Path, allowed_writes: tuple[Path, ...]) -> None:
         self.outside, self.allowed = str(outside), tuple(map(str, allowed_writes))

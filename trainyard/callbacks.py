@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def ignore(*_: object) -> None:
-    """Do nothing with what is reported."""
+    """Ignore a report."""
 
 
 def never() -> bool:

@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 
 class CallerLeft(BaseException):
-    """The caller has left: nobody reads what would be returned or raised.
+    """The caller has left: the result or error has no reader.
 
     Like `asyncio.CancelledError` it is not an `Exception`, so that no handler on its way takes it for a failure.
     """

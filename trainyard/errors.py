@@ -1,4 +1,4 @@
-"""The one error tree. Every error a user can meet says what was given, what is allowed and what to do.
+"""The one error tree. Every error of a user names the given value, the allowed ones and the next step.
 
     TrainyardError                 exit 1   something a run did failed
     ├── NotDeployed                     9   the gate said no; the run is completed            E-GATE
@@ -161,7 +161,7 @@ class Corrupt(TrainyardError, ValueError):
 
 
 class NotFound(TrainyardError, LookupError):
-    """A name that was asked for does not exist."""
+    """A requested name does not exist."""
 
     exit_code = 3
     default_code = "E-NOT-FOUND"

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from trainyard.errors import InvalidInput
-from trainyard.home import home_from_environment
+from trainyard.locations import home_from_environment
 
 
 def settings_file() -> Path:

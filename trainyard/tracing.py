@@ -14,8 +14,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import Tracer, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 VARIABLE = "TRACEPARENT"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -73,19 +78,43 @@ def open_span(traceparent: str) -> Iterator[str]:
         CURRENT.reset(before)
 
 
+@dataclass(frozen=True)
+class SpanSender:
+    """A tracer with its provider and the propagator of its spans."""
+
+    provider: TracerProvider
+    tracer: Tracer
+    propagator: TraceContextTextMapPropagator
+
+
 @cache
-def open_tracer() -> Any:
-    """What sends spans (`tracer`, `propagator`, `provider`); None where they are off, or the extra is missing."""
+def open_tracer() -> SpanSender | None:
+    """Return the sender of spans; None where they are off, or the extra is missing."""
     if not any(os.environ.get(name) for name in ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
         return None
     try:
-        from trainyard.traces import make_tracer  # needs the otel extra
-
         return make_tracer(EXPORT_TIMEOUT_S)
     except ImportError as error:
         variable = next(name for name in ENDPOINTS if os.environ.get(name))
         print(f"{variable} is set, and spans are not sent: {error}. pip install 'trainyard[otel]'", file=sys.stderr)
         return None
+
+
+def make_tracer(timeout_s: float) -> SpanSender:
+    """Return the sender of spans over OTLP/HTTP: in batches, in a thread of its own, the last ones at the exit.
+
+    Raises `ImportError` without the extra `otel`.
+    """
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "trainyard"}))
+    exporter = OTLPSpanExporter(timeout=timeout_s)
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=1000))
+    return SpanSender(provider, provider.get_tracer("trainyard"), TraceContextTextMapPropagator())  # type: ignore[arg-type]
 
 
 def send_spans() -> None:

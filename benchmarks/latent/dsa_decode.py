@@ -24,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from trainyard.spec.axes.latent import GRANULARITY_SETTINGS, LATENT_SETTINGS, Granularity, Latent
 from trainyard.train.latent.dsa.attention import Attention, Queries, Selection, answer_in_blocks
-from trainyard.train.latent.dsa.gathered import attend_once
+from trainyard.train.latent.dsa.indexer import attend_once
 from trainyard.train.latent.dsa.layers import RoomyIndexedLayer
 from trainyard.train.latent.dsa.technique import SparseAttention
 from trainyard.train.model.sampling import PLAIN, Reading

@@ -32,8 +32,8 @@ from trainyard.compute.lease import Wait, job_lock
 from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
-from trainyard.prefect_api.control import make_state_reader
 from trainyard.prefect_api.slots import device_slots
+from trainyard.prefect_api.states import make_state_reader
 from trainyard.settings import settings
 from trainyard.stores.model_hub import download_model
 from trainyard.stores.models import resolve_model

@@ -52,19 +52,19 @@ def test_forms_know_every_widget_of_the_schemas() -> None:
     text = (WEB / "src" / "components" / "schema.ts").read_text(encoding="utf-8")
     (row,) = re.findall(r"export const WIDGETS = \[(.*)\]", text)
     schemas = [model.model_json_schema() for model in SCHEMAS.values()]
-    widgets = {value for key, value in values_of(schemas) if key == "widget"}
+    widgets = {value for key, value in iterate_values(schemas) if key == "widget"}
     assert widgets == set(re.findall(r'"(\w+)"', row))
     patterns = re.compile(r"/\S+/i?\.test\((name|[\w!.\[\]]*description)")
     forms = [*(WEB / "src").rglob("*.tsx"), *(WEB / "src").rglob("*.ts")]
     assert [path.name for path in forms if patterns.search(path.read_text(encoding="utf-8"))] == []
 
 
-def values_of(schema: Any) -> Iterator[tuple[str, Any]]:
+def iterate_values(schema: Any) -> Iterator[tuple[str, Any]]:
     """Yield each key of a schema with its value, nested ones too."""
     if isinstance(schema, dict):
         yield from schema.items()
     for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        yield from values_of(part)
+        yield from iterate_values(part)
 
 
 def test_every_page_has_a_picture() -> None:

@@ -37,7 +37,7 @@ def advisory(name: str = "torch", **affected: Any) -> dict[str, Any]:
     return {"id": "PYSEC-1", "aliases": ["CVE-1"], "affected": [{"package": package, **affected}]}
 
 
-def between(*events: dict[str, str]) -> dict[str, Any]:
+def affect_range(*events: dict[str, str]) -> dict[str, Any]:
     return {"ranges": [{"type": "ECOSYSTEM", "events": list(events)}]}
 
 
@@ -84,13 +84,13 @@ def test_a_row_for_another_version_is_stale_and_a_pin_below_a_fix_is_found() -> 
     [
         ({"versions": ["2.12.0", "2.13.0"]}, True),
         ({"versions": ["2.12.0"]}, False),
-        (between({"introduced": "0"}), True),
-        (between({"introduced": "0"}, {"fixed": "2.13.0"}), False),
-        (between({"introduced": "0"}, {"fixed": "2.13.1"}), True),
-        (between({"introduced": "2.14"}), False),
-        (between({"introduced": "0"}, {"last_affected": "2.13.0"}), True),
-        (between({"introduced": "0"}, {"last_affected": "2.12.9"}), False),
-        (between({"introduced": "0"}, {"fixed": "1.0"}, {"introduced": "2.13.0"}), True),
+        (affect_range({"introduced": "0"}), True),
+        (affect_range({"introduced": "0"}, {"fixed": "2.13.0"}), False),
+        (affect_range({"introduced": "0"}, {"fixed": "2.13.1"}), True),
+        (affect_range({"introduced": "2.14"}), False),
+        (affect_range({"introduced": "0"}, {"last_affected": "2.13.0"}), True),
+        (affect_range({"introduced": "0"}, {"last_affected": "2.12.9"}), False),
+        (affect_range({"introduced": "0"}, {"fixed": "1.0"}, {"introduced": "2.13.0"}), True),
         ({"ranges": [{"type": "GIT", "events": [{"introduced": "0"}]}]}, False),
     ],
 )
@@ -99,7 +99,7 @@ def test_whether_an_advisory_holds_for_a_version(affected: dict[str, Any], holds
 
 
 def test_withdrawn_advisories_and_other_packages_do_not_hold() -> None:
-    every = between({"introduced": "0"})
+    every = affect_range({"introduced": "0"})
     assert (
         holding([advisory(**every) | {"withdrawn": "2026-01-01"}, advisory("flask", **every), {"id": "x"}], PINS) == {}
     )
@@ -113,7 +113,7 @@ def test_an_advisory_is_listed_under_any_of_its_names() -> None:
 
 def test_a_folder_of_advisories_is_audited_and_a_new_one_is_named(tmp_path: Path) -> None:
     assert audit(tmp_path) == []
-    (tmp_path / "a.json").write_text(json.dumps(advisory(**between({"introduced": "0"}))))
+    (tmp_path / "a.json").write_text(json.dumps(advisory(**affect_range({"introduced": "0"}))))
     (tmp_path / "b.yaml").write_text(
         "id: PYSEC-2\naffected:\n- package: {ecosystem: PyPI, name: Jinja2}\n  versions: ['1.0']\n"
     )
@@ -134,7 +134,7 @@ def test_a_server_is_asked_about_every_pin(monkeypatch: pytest.MonkeyPatch) -> N
         def do_POST(self) -> None:
             requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             body = (
-                {"vulns": [advisory(**between({"introduced": "0"}))]}
+                {"vulns": [advisory(**affect_range({"introduced": "0"}))]}
                 if requests[-1]["package"]["name"] == "torch"
                 else {}
             )

@@ -175,7 +175,7 @@ def test_commands_take_their_options(page: Path) -> None:
         OperationCommand(name).make_context(name, args[len(name.split()) :])
 
 
-def parsed(kind: str, text: str) -> object:
+def parse_block(kind: str, text: str) -> object:
     """What a block of code contains, read by the language that it names."""
     if kind == "yaml":
         return [
@@ -190,7 +190,7 @@ def parsed(kind: str, text: str) -> object:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_examples_can_be_read(page: Path) -> None:
-    assert all(parsed(kind, text) for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")))
+    assert all(parse_block(kind, text) for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("page", READER_PAGES, ids=lambda page: page.stem)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.architecture.test_budgets import REPOSITORY, name_of, tracked_files
+from tests.architecture.test_budgets import REPOSITORY, format_path, list_tracked_files
 
 LISTS: dict[str, list[dict[str, Any]]] = tomllib.loads((Path(__file__).parent / "words.toml").read_text("utf-8"))
 ROOMS = ("trainyard", "flows", "nodes", "tasks", "docs")
@@ -119,7 +119,7 @@ def hits_in(texts: Iterable[Text]) -> Iterator[Hit]:
                     yield Hit(line + content.count("\n", 0, start), name, word.write)
 
 
-def hits_of(name: str, source: str) -> list[Hit]:
+def find_hits(name: str, source: str) -> list[Hit]:
     """Every word of the list in a file and in its name."""
     texts = texts_of_module(source) if name.endswith(".py") else [Text(1, "prose", source)]
     return sorted(set(hits_in([Text(1, "names", split_name(Path(name).stem)), *texts])))
@@ -127,7 +127,7 @@ def hits_of(name: str, source: str) -> list[Hit]:
 
 def read_part(path: Path) -> str | None:
     """What of a file is looked at; None where it is excluded."""
-    name = name_of(path)
+    name = format_path(path)
     source = path.read_text(encoding="utf-8")
     for row in LISTS["exclude"]:
         if name == row["path"] or name.startswith(row["path"] + "/"):
@@ -135,20 +135,20 @@ def read_part(path: Path) -> str | None:
     return source
 
 
-def looked_at() -> list[Path]:
+def list_checked_files() -> list[Path]:
     return [
         path
-        for path in tracked_files()
+        for path in list_tracked_files()
         if path.suffix == ".md" or (path.suffix == ".py" and path.relative_to(REPOSITORY).parts[0] in ROOMS)
     ]
 
 
 def test_everything_is_written_in_the_words_of_the_field() -> None:
     problems = [
-        f"{name_of(path)}:{hit.line}: {hit.text!r}; write: {hit.write}"
-        for path in looked_at()
+        f"{format_path(path)}:{hit.line}: {hit.text!r}; write: {hit.write}"
+        for path in list_checked_files()
         if (source := read_part(path)) is not None
-        for hit in hits_of(name_of(path), source)
+        for hit in find_hits(format_path(path), source)
     ]
     assert not problems, "\n".join(["Words that tests/architecture/words.toml lists:", *problems])
 
@@ -175,15 +175,15 @@ def test_a_planted_word_is_found_wherever_it_is_written(word: Word) -> None:
     }
     for kind in word.where:
         for file, source, line in planted[kind]:
-            hits = [hit for hit in hits_of(file, source) if hit.write == word.write]
+            hits = [hit for hit in find_hits(file, source) if hit.write == word.write]
             assert hits, source
             assert line is None or hits[0].line == line
 
 
 @pytest.mark.parametrize(("word", "text"), [(word, text) for word in load_words() for text in word.allowed])
 def test_what_is_meant_otherwise_is_not_found(word: Word, text: str) -> None:
-    assert not [hit for hit in hits_of("page.md", text) if hit.write == word.write]
-    assert not [hit for hit in hits_of("code.py", f'"""{text}"""\n') if hit.write == word.write]
+    assert not [hit for hit in find_hits("page.md", text) if hit.write == word.write]
+    assert not [hit for hit in find_hits("code.py", f'"""{text}"""\n') if hit.write == word.write]
 
 
 def test_what_is_excluded_exists() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.test_budgets import REPOSITORY, name_of, sources, tree_of
+from tests.architecture.test_budgets import REPOSITORY, format_path, parse_file, sources
 
 DOTTED = re.compile(r"(?P<module>[a-z_]\w*(?:\.\w+)+)(?::[\w.]*)?")
 PROCESSES = {
@@ -18,7 +18,7 @@ PROCESSES = {
     "trainyard/backends/llamacpp/program.py", "trainyard/backends/native/backend.py",
     "trainyard/backends/sessions/running.py", "trainyard/compute/services.py",
     "trainyard/data/limited/service.py", "trainyard/data/prompts.py", "trainyard/data/quality/row_schemas.py",
-    "trainyard/data/renderers/limited.py", "trainyard/evals/runner.py", "trainyard/evals/selection/choosing.py",
+    "trainyard/data/renderers/limited.py", "trainyard/evals/runner.py", "trainyard/evals/selection.py",
     "trainyard/prefect_api/reviving.py",
     "trainyard/serve/children.py", "trainyard/serve/conversion/files.py",
     "trainyard/serve/conversion/merged.py", "trainyard/serve/embedded.py",
@@ -45,7 +45,7 @@ def is_own_module(dotted: str) -> bool:
     )
 
 
-def own_names(tree: ast.Module) -> Iterator[str]:
+def find_module_names(tree: ast.Module) -> Iterator[str]:
     """Yield the strings that name our own modules, except names of loggers."""
     loggers = {
         id(argument) for call in ast.walk(tree) if isinstance(call, ast.Call) and "getLogger" in ast.unparse(call.func)
@@ -60,16 +60,16 @@ def own_names(tree: ast.Module) -> Iterator[str]:
 
 TABLE = "trainyard/operations/"
 """Its rows name what they run."""
-PATHS = [path for path in sources() if not name_of(path).startswith(TABLE)]
+PATHS = [path for path in sources() if not format_path(path).startswith(TABLE)]
 
 
 @pytest.mark.parametrize("text", ['load("app.runs:connect_runs")', 'NAME = "trainyard.app.runs"'])
 def test_a_string_with_a_module_is_found(text: str) -> None:
-    assert len(list(own_names(ast.parse(text)))) == 1
+    assert len(list(find_module_names(ast.parse(text)))) == 1
 
 
 def test_no_string_names_an_own_module() -> None:
-    named = {name_of(path): sorted(set(own_names(tree_of(path)))) for path in PATHS}
+    named = {format_path(path): sorted(set(find_module_names(parse_file(path)))) for path in PATHS}
     named = {path: names for path, names in named.items() if names}
     extra = {path: names for path, names in named.items() if path not in ALLOWED}
     assert not extra, "import it by a statement, inside the function with a comment if it is heavy"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.test_budgets import REPOSITORY, name_of, sources
+from tests.architecture.test_budgets import REPOSITORY, format_path, sources
 
 CHILDREN = ("jobs", "sets")
 INSIDE = (
@@ -34,7 +34,7 @@ PARSERS = {
 """Libraries that parse documents. A new reader uses one of them or a new one, which belongs in this list."""
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+def find_imports(tree: ast.AST) -> Iterator[str]:
     """Dotted names of everything that a module imports, wherever in it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -60,7 +60,7 @@ def readers_called_around(name: str, text: str) -> list[str]:
         return []
     tree = ast.parse(text)
     decoded = [f"{name}: {call}" for call in decoding(tree)] if name.startswith(NIGHT) else []
-    return decoded + [f"{name}: {imported_name}" for imported_name in imported(tree) if is_reader(imported_name)]
+    return decoded + [f"{name}: {imported_name}" for imported_name in find_imports(tree) if is_reader(imported_name)]
 
 
 def decoding(tree: ast.AST) -> Iterator[str]:
@@ -75,7 +75,7 @@ def decoding(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_reader_is_called_around_the_limits() -> None:
-    calls = [call for path in sources() for call in readers_called_around(name_of(path), path.read_text())]
+    calls = [call for path in sources() for call in readers_called_around(format_path(path), path.read_text())]
     assert calls == []
 
 
@@ -113,7 +113,7 @@ def test_parsing_in_the_process_of_the_night_is_found(name: str, text: str) -> N
 def test_every_type_of_document_is_read_in_a_child() -> None:
     """Sets are read by `Batch`, and nothing else of the readers calls `read_document`."""
     callers = [
-        name_of(path)
+        format_path(path)
         for path in sources("trainyard", "nodes", "tasks", "flows")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "read_document"

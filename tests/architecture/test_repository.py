@@ -17,7 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.architecture.test_budgets import REPOSITORY, name_of, sources, tracked_files
+from tests.architecture.test_budgets import REPOSITORY, format_path, list_tracked_files, sources
 
 TEXTS = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".sh", ".html", ".js", ".css", ".json", ".jinja", ""}
 # Written in pieces, so that this file does not hold what it looks for.
@@ -38,10 +38,10 @@ def readable(path: Path) -> bool:
 
 def test_no_machine_path_and_no_registry_host() -> None:
     hits = []
-    for path in filter(readable, tracked_files()):
+    for path in filter(readable, list_tracked_files()):
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             if FORBIDDEN.search(line):
-                hits.append(f"{name_of(path)}:{number}: {line.strip()[:100]}")
+                hits.append(f"{format_path(path)}:{number}: {line.strip()[:100]}")
     assert not hits
 
 
@@ -87,7 +87,7 @@ def pins() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def required(lines: Iterable[str]) -> set[str]:
+def list_required(lines: Iterable[str]) -> set[str]:
     """The packages that the requirements lead to on some Python and system, as the installed metadata says it."""
     systems = {"Linux": "linux", "Darwin": "darwin", "Windows": "win32"}.items()
     environments = [
@@ -106,11 +106,11 @@ def required(lines: Iterable[str]) -> set[str]:
             (canonicalize_name(requirement.name), next_extra) for next_extra in ("", *requirement.extras)
         } - seen:
             seen.add((name, next_extra))
-            waiting |= {(Requirement(line), next_extra) for line in requirements_of(name)}
+            waiting |= {(Requirement(line), next_extra) for line in list_requirements(name)}
     return {name for name, _ in seen}
 
 
-def requirements_of(name: str) -> list[str]:
+def list_requirements(name: str) -> list[str]:
     """None are known of a package that is not installed: one of another system, or of an extra."""
     try:
         return requires(name) or []
@@ -121,7 +121,7 @@ def requirements_of(name: str) -> list[str]:
 def test_every_pin_is_required() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
-    required_names = required([*project["dependencies"], *chain.from_iterable(extras)])
+    required_names = list_required([*project["dependencies"], *chain.from_iterable(extras)])
     assert not sorted({canonicalize_name(line.split("==")[0]) for line in pins()} - required_names)
 
 
@@ -144,9 +144,9 @@ def test_sqlalchemy_stays_where_the_scheduler_of_prefect_works() -> None:
 
 def test_yaml_files_parse() -> None:
     bad = REPOSITORY / "tests" / "resources"
-    for path in tracked_files():
+    for path in list_tracked_files():
         if path.suffix in {".yaml", ".yml"} and bad not in path.parents:
-            assert yaml.safe_load(path.read_text()) is not None, name_of(path)
+            assert yaml.safe_load(path.read_text()) is not None, format_path(path)
 
 
 def test_changelog_names_the_version() -> None:
@@ -174,7 +174,7 @@ def test_the_wheel_takes_one_name_and_contains_what_is_deployed(tmp_path: Path) 
     built = {f"trainyard/surfaces/sdk/{name}.pyi" for name in ("surface", "asynchronous")}  # not committed
     assert built <= names
     folders = ("flows", "nodes", "tasks", "deployments", "examples")
-    tracked = [name_of(path) for path in tracked_files()]
+    tracked = [format_path(path) for path in list_tracked_files()]
     shipped = {
         f"trainyard/shipped/{name}" for name in tracked if name.startswith(tuple(f"{folder}/" for folder in folders))
     }

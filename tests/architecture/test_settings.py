@@ -12,7 +12,7 @@ from mypy.modulefinder import BuildSource
 from mypy.options import Options
 from pydantic import BaseModel
 
-from tests.architecture.test_budgets import REPOSITORY, name_of, sources
+from tests.architecture.test_budgets import REPOSITORY, format_path, sources
 from trainyard.data.quality.detectors import detectors
 from trainyard.spec.nodes import SensitiveRules
 
@@ -43,7 +43,7 @@ Reads = set[tuple[str, str]]
 def configs() -> Iterator[type[BaseModel]]:
     """Every pydantic model that is declared in one of the files."""
     for path in sources("trainyard"):
-        name = name_of(path)
+        name = format_path(path)
         if name.startswith(CONFIGS) and not name.startswith((RESULTS, REFUSALS)):
             module = importlib.import_module(name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
             declared = (
@@ -54,10 +54,10 @@ def configs() -> Iterator[type[BaseModel]]:
 
 def readers() -> list[str]:
     """The files whose reading of a setting is an effect of it."""
-    return [name for path in sources() if not (name := name_of(path)).startswith(REFUSALS)]
+    return [name for path in sources() if not (name := format_path(path)).startswith(REFUSALS)]
 
 
-def named_reads() -> Reads:
+def find_named_reads() -> Reads:
     """Every `x.name` and `x["name"]` in the sources, whatever x is."""
     reads: Reads = set()
     for name in readers():
@@ -69,7 +69,7 @@ def named_reads() -> Reads:
     return reads
 
 
-def typed_reads() -> Reads:
+def find_typed_reads() -> Reads:
     """Every `x.name` in the sources with the class of x, as mypy infers it from our own annotations alone.
 
     Costs about 12 CPU seconds: other packages are not looked into.
@@ -83,16 +83,16 @@ def typed_reads() -> Reads:
     ]
     inferred = build.build(files, options).types
     members = [expression for expression in inferred if isinstance(expression, nodes.MemberExpr)]
-    return {(owner, member.name) for member in members for owner in classes_of(inferred.get(member.expr))}
+    return {(owner, member.name) for member in members for owner in list_classes(inferred.get(member.expr))}
 
 
-def classes_of(inferred: types.Type | None) -> Iterator[str]:
+def list_classes(inferred: types.Type | None) -> Iterator[str]:
     kind = types.get_proper_type(inferred) if inferred is not None else None
     if isinstance(kind, types.Instance):
         yield kind.type.name
     elif isinstance(kind, types.UnionType):
         for item in kind.items:
-            yield from classes_of(item)
+            yield from list_classes(item)
 
 
 def unread(models: list[type[BaseModel]], reads: Reads) -> list[str]:
@@ -121,7 +121,7 @@ def test_every_setting_is_read() -> None:
     """By its name: a setting that shares it with another one is found by the test below."""
     models = list(configs())
     assert {"TrainerConfig", "SourceSet", "Settings", "ServerProfile", "NightConfig"} <= {m.__name__ for m in models}
-    assert not unread(models, named_reads())
+    assert not unread(models, find_named_reads())
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_every_setting_is_read_by_code_that_has_its_config() -> None:
 
         epochs: float = 1.0
 
-    assert unread([*configs(), Planted], typed_reads()) == ["Planted.epochs"]
+    assert unread([*configs(), Planted], find_typed_reads()) == ["Planted.epochs"]
 
 
 def test_every_kind_of_sensitive_text_has_a_detector() -> None:
@@ -144,7 +144,7 @@ def test_a_setting_that_nothing_reads_is_found() -> None:
         tenant_id_of_nobody: str = ""
         epochs: float = 1.0
 
-    assert unread([Planted], named_reads()) == ["Planted.tenant_id_of_nobody"]
+    assert unread([Planted], find_named_reads()) == ["Planted.tenant_id_of_nobody"]
 
 
 def test_the_files_are_where_they_are_looked_for() -> None:

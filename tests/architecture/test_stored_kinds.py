@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.test_budgets import name_of, sources
+from tests.architecture.test_budgets import format_path, sources
 from trainyard.stores.schema import KINDS
 
 WRITERS = {"write_json_durably", "write_whole", "create_whole", "write_folder", "seal"}
@@ -75,7 +75,7 @@ WITHOUT = {
 """Function -> why what it writes has no version of its own."""
 
 
-def called_name(call: ast.Call) -> str:
+def get_called_name(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
@@ -83,14 +83,14 @@ def writing_without_version(name: str, text: str) -> Iterator[str]:
     """The functions that write a file and no version. A record's `to_json` has one: `test_each_kind` looks there."""
     for function in ast.walk(ast.parse(text)):
         if isinstance(function, ast.FunctionDef):
-            called = {called_name(call) for call in ast.walk(function) if isinstance(call, ast.Call)}
+            called = {get_called_name(call) for call in ast.walk(function) if isinstance(call, ast.Call)}
             if called & WRITERS and not called & {"add_version", "to_json"}:
                 yield f"{name}: {function.name}"
 
 
 def test_what_is_stored_has_a_version_or_a_reason() -> None:
-    paths = [path for path in sources("trainyard") if not name_of(path).startswith(OUTSIDE)]
-    writers = {writer for path in paths for writer in writing_without_version(name_of(path), path.read_text())}
+    paths = [path for path in sources("trainyard") if not format_path(path).startswith(OUTSIDE)]
+    writers = {writer for path in paths for writer in writing_without_version(format_path(path), path.read_text())}
     assert writers - WITHOUT.keys() == set()
     assert WITHOUT.keys() - writers == set(), "these functions have a version now, or write nothing: remove them"
 
@@ -114,6 +114,6 @@ def test_each_kind_is_written_and_read_with_its_version() -> None:
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
                 kind = str(call.args[0].value)
-                written |= {kind} if called_name(call) == "add_version" else set()
-                read |= {kind} if called_name(call) in ("read_versioned", "strip_version") else set()
+                written |= {kind} if get_called_name(call) == "add_version" else set()
+                read |= {kind} if get_called_name(call) in ("read_versioned", "strip_version") else set()
     assert written == read == KINDS.keys()

@@ -11,7 +11,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from tests.architecture.test_budgets import REPOSITORY, ROOMS, name_of, sources, tree_of
+from tests.architecture.test_budgets import REPOSITORY, ROOMS, format_path, parse_file, sources
 
 LAZY_EXPORTS = {"__version__", "EXPORTS", "__all__", "pkgutil", "__getattr__", "__dir__"}
 ALLOWED_NAMES = {"trainyard/__init__.py": LAZY_EXPORTS}
@@ -21,10 +21,10 @@ ALLOWED_NAMES = {"trainyard/__init__.py": LAZY_EXPORTS}
 def logic_in(tree: ast.Module, allowed: set[str] = frozenset()) -> list[str]:
     """What an `__init__.py` contains besides its docstring and statements that bind only allowed names."""
     body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
-    return [ast.unparse(statement).splitlines()[0] for statement in body if not bound_names(statement) <= allowed]
+    return [ast.unparse(statement).splitlines()[0] for statement in body if not list_bound_names(statement) <= allowed]
 
 
-def bound_names(statement: ast.stmt) -> set[str]:
+def list_bound_names(statement: ast.stmt) -> set[str]:
     """The names that an assignment, an import or a function binds; its text for any other statement."""
     if isinstance(statement, ast.Assign):
         return {ast.unparse(target) for target in statement.targets}
@@ -33,7 +33,7 @@ def bound_names(statement: ast.stmt) -> set[str]:
     return {statement.name} if isinstance(statement, ast.FunctionDef) else {ast.unparse(statement)}
 
 
-def repeated_classes(trees: Iterable[tuple[str, ast.Module]]) -> dict[str, list[str]]:
+def find_repeated_classes(trees: Iterable[tuple[str, ast.Module]]) -> dict[str, list[str]]:
     """Class name -> the modules that define it, where there is more than one definition."""
     class_files: dict[str, list[str]] = {}
     for name, tree in trees:
@@ -90,8 +90,8 @@ def test_init_files_contain_a_docstring_alone() -> None:
         name: logic
         for path in sources()
         if path.name == "__init__.py"
-        and (name := name_of(path))
-        and (logic := logic_in(tree_of(path), ALLOWED_NAMES.get(name, set())))
+        and (name := format_path(path))
+        and (logic := logic_in(parse_file(path), ALLOWED_NAMES.get(name, set())))
     }
     assert not files
 
@@ -107,20 +107,22 @@ def test_logic_in_an_init_file_is_found(text: str) -> None:
     assert logic_in(ast.parse('"""Docstring."""\n')) == logic_in(ast.parse("")) == []
 
 
-def room_of(path: Path) -> str:
+def find_room(path: Path) -> str:
     """The room of a module: a folder of `trainyard`, or a top-level folder."""
     return "/".join(path.relative_to(REPOSITORY).parts[:2])
 
 
 def test_class_names_are_unique_within_a_room() -> None:
     """Jumping to a symbol in an editor leads to one place of the room."""
-    for room in sorted({room_of(path) for path in sources()}):
-        assert not repeated_classes((name_of(path), tree_of(path)) for path in sources() if room_of(path) == room)
+    for room in sorted({find_room(path) for path in sources()}):
+        assert not find_repeated_classes(
+            (format_path(path), parse_file(path)) for path in sources() if find_room(path) == room
+        )
 
 
 def test_a_repeated_class_name_is_found() -> None:
     trees = [("a.py", ast.parse("class A: ...\nclass B: ...")), ("b.py", ast.parse("def f():\n    class A: ..."))]
-    assert repeated_classes(trees) == {"A": ["a.py", "b.py"]}
+    assert find_repeated_classes(trees) == {"A": ["a.py", "b.py"]}
 
 
 def test_the_names_of_test_modules_are_unique() -> None:

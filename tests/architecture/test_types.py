@@ -7,7 +7,7 @@ import io
 import tokenize
 from pathlib import Path
 
-from tests.architecture.test_budgets import sources, tree_of
+from tests.architecture.test_budgets import parse_file, sources
 
 MOST_PER_THOUSAND = 15.0
 BLANK = {
@@ -21,7 +21,7 @@ def count_code_lines(path: Path) -> int:
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
         if token.type not in BLANK:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(tree_of(path)):
+    for node in ast.walk(parse_file(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
@@ -42,5 +42,5 @@ def test_any_is_counted_in_annotations_and_not_in_imports() -> None:
 
 def test_any_is_rare() -> None:
     paths = sources("trainyard")
-    num_any, lines = sum(count_any(tree_of(path)) for path in paths), sum(map(count_code_lines, paths))
+    num_any, lines = sum(count_any(parse_file(path)) for path in paths), sum(map(count_code_lines, paths))
     assert 1000 * num_any / lines <= MOST_PER_THOUSAND, f"{num_any} in {lines:,} lines; use object or a type"

@@ -68,7 +68,7 @@ def loaded(engine: ModelRunner) -> Iterator[ModelRunner]:
         engine.unload_adapter(name)
 
 
-def changed(adapter: Path, folder: Path, **fields: Any) -> Path:
+def copy_changed(adapter: Path, folder: Path, **fields: Any) -> Path:
     """A copy of the adapter with other fields in its config."""
     target = folder / "changed"
     shutil.copytree(adapter, target)
@@ -77,7 +77,7 @@ def changed(adapter: Path, folder: Path, **fields: Any) -> Path:
     return target
 
 
-def generated_tokens(engine: ModelRunner, adapter: str | None) -> list[int]:
+def generate_tokens(engine: ModelRunner, adapter: str | None) -> list[int]:
     generation = Generation(list(range(5, 15)), 12, adapter=adapter, temperature=0)
     return [step.token for step in engine.generate(generation)]
 
@@ -85,19 +85,19 @@ def generated_tokens(engine: ModelRunner, adapter: str | None) -> list[int]:
 @pytest.mark.parametrize("init", REWRITING)
 def test_an_adapter_that_rewrites_the_base_is_refused(adapter: Path, tmp_path: Path, init: Any) -> None:
     with pytest.raises(InvalidInput, match="E-ADAPTER-INVALID: The adapter in changed was started with"):
-        check_adapter_folder(changed(adapter, tmp_path, init_lora_weights=init))
+        check_adapter_folder(copy_changed(adapter, tmp_path, init_lora_weights=init))
 
 
 def test_pissa_leaves_the_model_server_as_it_was(loaded: ModelRunner, adapter: Path, tmp_path: Path) -> None:
-    before = generated_tokens(loaded, None)
+    before = generate_tokens(loaded, None)
     with pytest.raises(InvalidInput, match="E-ADAPTER-INVALID"):
-        loaded.load_adapter("evil", changed(adapter, tmp_path, init_lora_weights="pissa"))
+        loaded.load_adapter("evil", copy_changed(adapter, tmp_path, init_lora_weights="pissa"))
     loaded.load_adapter("good", adapter)
-    assert generated_tokens(loaded, None) == before
+    assert generate_tokens(loaded, None) == before
     require_unchanged_base(loaded.weights, loaded.model, "good")
-    assert generated_tokens(loaded, "good") != before
+    assert generate_tokens(loaded, "good") != before
     loaded.unload_adapter("good")
-    assert generated_tokens(loaded, None) == before
+    assert generate_tokens(loaded, None) == before
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_neutral_init_is_loaded_with_the_weights_of_the_file(
     loaded: ModelRunner, adapter: Path, tmp_path: Path, init: Any
 ) -> None:
     loaded.load_adapter("plain", adapter)
-    loaded.load_adapter("other", changed(adapter, tmp_path, init_lora_weights=init))
-    assert generated_tokens(loaded, "plain") == generated_tokens(loaded, "other")
+    loaded.load_adapter("other", copy_changed(adapter, tmp_path, init_lora_weights=init))
+    assert generate_tokens(loaded, "plain") == generate_tokens(loaded, "other")
 
 
 def test_a_base_that_changes_in_memory_is_noticed_and_read_again(
@@ -116,13 +116,13 @@ def test_a_base_that_changes_in_memory_is_noticed_and_read_again(
 ) -> None:
     """What the config check does not know yet: here the weights are changed by hand between two loads."""
     loaded.load_adapter("first", adapter)
-    before = generated_tokens(loaded, None), generated_tokens(loaded, "first")
+    before = generate_tokens(loaded, None), generate_tokens(loaded, "first")
     with torch.no_grad():
         next(value for name, value in loaded.model.named_parameters() if "q_proj.base_layer" in name)[0, 0] += 1
     with pytest.raises(TrainyardError, match=r"E-BASE-CHANGED: .* model.layers.0.self_attn.q_proj.weight"):
-        loaded.load_adapter("second", changed(adapter, tmp_path))
+        loaded.load_adapter("second", copy_changed(adapter, tmp_path))
     assert list(loaded.adapters) == ["first"]
-    assert (generated_tokens(loaded, None), generated_tokens(loaded, "first")) == before
+    assert (generate_tokens(loaded, None), generate_tokens(loaded, "first")) == before
 
 
 def test_a_trainer_notices_a_base_that_loading_changes(adapter: Path, tiny_model: Path) -> None:
@@ -155,21 +155,21 @@ def test_a_pattern_that_cannot_be_matched_is_refused_in_time(
 ) -> None:
     started = time.process_time()
     with pytest.raises(InvalidInput, match="E-ADAPTER-INVALID: A pattern in the adapter's config of changed"):
-        loaded.load_adapter("evil", changed(adapter, tmp_path, **PATTERNS[name]))
+        loaded.load_adapter("evil", copy_changed(adapter, tmp_path, **PATTERNS[name]))
     assert time.process_time() - started < 2  # the child's second is its own
 
 
 def test_a_pattern_that_means_something_is_used(loaded: ModelRunner, adapter: Path, tmp_path: Path) -> None:
     loaded.load_adapter("plain", adapter)
-    loaded.load_adapter("pattern", changed(adapter, tmp_path, target_modules=r".*\.(q_proj|v_proj)"))
-    assert generated_tokens(loaded, "pattern") == generated_tokens(loaded, "plain")
+    loaded.load_adapter("pattern", copy_changed(adapter, tmp_path, target_modules=r".*\.(q_proj|v_proj)"))
+    assert generate_tokens(loaded, "pattern") == generate_tokens(loaded, "plain")
 
 
 @pytest.mark.parametrize("fields", [{"init_lora_weights": "olora"}, {"target_modules": SLOW}])
 def test_trainer_and_evaluator_refuse_them_too(
     tiny_model: Path, adapter: Path, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
-    folder = changed(adapter, tmp_path, **fields)
+    folder = copy_changed(adapter, tmp_path, **fields)
     model = load_network(str(tiny_model), "cpu")
     with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID"):
         attach(model, Participant(kind="adapter", name="x", path=str(folder)), "candidate")
@@ -195,5 +195,5 @@ def test_other_odd_configs_end_in_a_code(
     loaded: ModelRunner, adapter: Path, tmp_path: Path, fields: dict[str, Any], code: str
 ) -> None:
     with pytest.raises(InvalidInput) as raised:
-        loaded.load_adapter("evil", changed(adapter, tmp_path, **fields))
+        loaded.load_adapter("evil", copy_changed(adapter, tmp_path, **fields))
     assert raised.value.code == code

@@ -87,12 +87,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
         tokens = TokenFile(home)
         token, other = (tokens.create(name, "read", "", 1) for name in ("many", "other"))
         index = JobIndex(load_settings(home=home).home / "live" / "jobs.sqlite3")
-        index.put([row_of(work)], time.time())
+        index.put([make_row(work)], time.time())
         with keep_in_step(index), serving() as port:
             yield RunningService(port, work / LOG_FILE, token, other)
 
 
-def row_of(work: Path) -> dict[str, Any]:
+def make_row(work: Path) -> dict[str, Any]:
     training = {"node": "trainer", "folder": str(work), "since": 0.0, "step": 1}
     return {
         "run_id": RUN, "id": "job-5e6f70819203", "name": "guide", "tenant": "default", "state": JobState.RUNNING,

@@ -79,7 +79,7 @@ def send_never(running: Running, name: str, caller: str, headers: dict[str, str]
     return running.ask(method, url, caller, params=NEVER, headers=headers or {}, **body)
 
 
-def expected(name: str, caller: str) -> tuple[int, str]:
+def expect_answer(name: str, caller: str) -> tuple[int, str]:
     """Status and code of the answer to a request with `NEVER`."""
     if caller in (NOBODY, WRONG):
         return 401, "E-AUTH"
@@ -95,13 +95,13 @@ def test_every_operation(caller: str, running: Running) -> None:
     for name in OPERATIONS:
         answer = send_never(running, name, caller)
         answers[name] = answer.status_code, answer.json()["code"]
-        expected_answers[name] = expected(name, caller)
+        expected_answers[name] = expect_answer(name, caller)
     assert answers == expected_answers
 
 
 def test_the_table_of_expectations_is_not_all_one() -> None:
     """What the matrix above says, in numbers: no column is empty."""
-    counts = {caller: [expected(name, caller)[1] for name in OPERATIONS] for caller in CALLERS}
+    counts = {caller: [expect_answer(name, caller)[1] for name in OPERATIONS] for caller in CALLERS}
     assert all(counts[caller].count("E-PARAMETER") > 10 for caller in CALLERS)
     assert counts["reader"].count("E-SCOPE") > 40 > counts["runner"].count("E-SCOPE")
     assert counts["blue-admin"].count("E-SCOPE") > 10
@@ -135,12 +135,12 @@ def test_what_another_tenant_has_looks_like_what_is_not_there(running: Running) 
     assert stored.status_code in (200, 201), stored.text
     chain_id, unknown_id = stored.json()["id"], "chain-000000000000"
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/run"), ("GET", "/runs")):
-        foreign_answer = answer_of(running, method, f"/api/v1/chains/{chain_id}{path}", chain_id)
-        assert foreign_answer == answer_of(running, method, f"/api/v1/chains/{unknown_id}{path}", unknown_id)
+        foreign_answer = get_answer(running, method, f"/api/v1/chains/{chain_id}{path}", chain_id)
+        assert foreign_answer == get_answer(running, method, f"/api/v1/chains/{unknown_id}{path}", unknown_id)
         assert foreign_answer[0] == 404
     for method, path, body in requests:
         foreign, missing = (
-            answer_of(
+            get_answer(
                 running, method, path.format(tenant), tenant, json.loads(json.dumps(body).replace("{}/", f"{tenant}/"))
             )
             for tenant in ("red", "nobody")
@@ -152,7 +152,7 @@ def test_what_another_tenant_has_looks_like_what_is_not_there(running: Running) 
     assert running.ask("GET", "/api/v1/adapters/show?name=red/bot", "reader").status_code == 200
 
 
-def answer_of(
+def get_answer(
     running: Running, method: str, path: str, word: str, body: dict[str, object] | None = None
 ) -> tuple[int, str]:
     """Status and text of an answer to blue's admin, with the name that was requested and the trace taken out."""
@@ -191,11 +191,11 @@ def test_a_cookie_without_its_token_changes_nothing(running: Running) -> None:
             path = path.replace("{", "x").replace("}", "")
             body = {} if method == "GET" else {"json": {}}
             answer = running.client.request(method, path, params=NEVER, headers=cookie, **body)  # type: ignore[arg-type]
-            expected_answer = expected(name, "admin") if method == "GET" else (403, "E-REQUEST-REFUSED")
+            expected_answer = expect_answer(name, "admin") if method == "GET" else (403, "E-REQUEST-REFUSED")
             assert (answer.status_code, answer.json()["code"]) == expected_answer, name
             right = cookie | {"x-csrf-token": login.json()["csrf"]}
             answer = running.client.request(method, path, params=NEVER, headers=right, **body)  # type: ignore[arg-type]
-            assert (answer.status_code, answer.json()["code"]) == expected(name, "admin"), name
+            assert (answer.status_code, answer.json()["code"]) == expect_answer(name, "admin"), name
     finally:
         running.client.cookies.clear()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.flows.real_stack import Stack, standing, until
+from tests.flows.real_stack import Stack, standing, wait_until
 from trainyard.app.services import stop
 from trainyard.backends.environments import INSTALLABLE
 from trainyard.compute.services import free_port, is_healthy
@@ -67,7 +67,7 @@ def url(stack: Stack, tmp_path: Path) -> Iterator[str]:
     argv = [sys.executable, "-m", "trainyard", "serve", "--port", str(port)]
     with (tmp_path / "api.log").open("wb") as log:
         child = subprocess.Popen(argv, cwd=stack.work, env=environment, stdout=log, stderr=log)
-    until(lambda: is_healthy(f"http://127.0.0.1:{port}"), 60, "the service")
+    wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"), 60, "the service")
     yield f"http://127.0.0.1:{port}"
     child.terminate()
     child.wait(30)

@@ -149,10 +149,10 @@ def test_the_child_writes_what_transformers_writes(name: str) -> None:
     assert not there.is_trusted
     for flavour in Flavour:
         for sample in samples(flavour):
-            assert written(there, sample.turns, sample.tools) == written(here, sample.turns, sample.tools)
+            assert render_text(there, sample.turns, sample.tools) == render_text(here, sample.turns, sample.tools)
 
 
-def written(renderer: Renderer, turns: list[Any], tools: Any) -> str:
+def render_text(renderer: Renderer, turns: list[Any], tools: Any) -> str:
     try:
         return renderer.text(turns, tools, ask=True)
     except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):

@@ -61,7 +61,7 @@ def test_every_setting_reaches_services_and_children(field: str, monkeypatch: py
         assert name in variables
 
 
-def environ_of(process: psutil.Process) -> dict[str, str]:
+def read_environ(process: psutil.Process) -> dict[str, str]:
     return dict(
         entry.split("=", 1) for entry in Path(f"/proc/{process.pid}/environ").read_text().split("\0") if "=" in entry
     )
@@ -74,7 +74,7 @@ def judge(variables: dict[str, str]) -> None:
 
 
 @contextmanager
-def only_child() -> Iterator[list[psutil.Process]]:
+def watch_child() -> Iterator[list[psutil.Process]]:
     """The one process that the block starts, by what is in the list when it is left."""
     before = set(psutil.Process().children())
     children: list[psutil.Process] = []
@@ -96,19 +96,19 @@ def test_a_supervised_child(tmp_path: Path) -> None:
 
 def test_the_child_that_renders_a_prompt() -> None:
     child = PromptChild("Say {{ document }}.")
-    with only_child() as children:
+    with watch_child() as children:
         child.open_prompt()
     try:
-        judge(environ_of(children[0]))
+        judge(read_environ(children[0]))
     finally:
         child.stop()
 
 
 def test_the_writer_of_the_graph(home: Path) -> None:
     with open_graph("", load_settings(home=home)) as graph:
-        with only_child() as children:
+        with watch_child() as children:
             graph.stats()
-        judge(environ_of(children[0]))
+        judge(read_environ(children[0]))
     assert (home / "graph").stat().st_mode & 0o077 == 0
 
 
@@ -133,7 +133,7 @@ def test_a_service_gets_prefects_variables_and_no_others(home: Path) -> None:
     assert secrets <= {"PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"}
     service = spawn(service_settings, "sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], variables, "")
     try:
-        assert environ_of(psutil.Process(service.pid)) == variables
+        assert read_environ(psutil.Process(service.pid)) == variables
         assert Path(service.log).stat().st_mode & 0o777 == 0o600
     finally:
         stop(service_settings, "sleeper")

@@ -182,7 +182,7 @@ def wait_until(true: Callable[[], bool], seconds: float) -> float | None:
     return time.monotonic() - began
 
 
-def cpu_of(service: RunningService) -> float:
+def measure_cpu(service: RunningService) -> float:
     """CPU seconds that the service and its children use within a second."""
     family = [service.process, *service.process.children(recursive=True)]
     before = sum(sum(process.cpu_times()[:2]) for process in family)
@@ -261,7 +261,7 @@ def test_nothing_begins_for_a_caller_who_left_while_it_waited(service: RunningSe
     assert wait_until(lambda: answers().keys() >= set(REMOTE), 20) is not None, set(REMOTE) - answers().keys()
     unexpected = {name: statuses for name, statuses in answers().items() if name in REMOTE and statuses != {CLOSED}}
     assert unexpected == {}
-    assert cpu_of(service) < 0.5
+    assert measure_cpu(service) < 0.5
 
 
 def test_a_small_draft_is_expanded_at_once(service: RunningService) -> None:
@@ -302,7 +302,7 @@ def test_what_only_makes_an_answer_ends_with_its_caller(service: RunningService,
         connection.close()
     ended = wait_until(lambda: service.counts().get((name, CLOSED), 0) >= before + 3, LEFT_S)
     assert ended is not None, service.counts()
-    left = cpu_of(service)
+    left = measure_cpu(service)
     print(f"{case}: ended after {ended:.2f} s, {left:.2f} s of CPU left in the second after it")
     assert left < 0.5
 

@@ -87,14 +87,14 @@ def register(disk: Path) -> None:
     AdapterRegistry(disk / "adapters").register("acme", "bot", source)
 
 
-def result(disk: Path) -> RunResult:
+def make_result(disk: Path) -> RunResult:
     return RunResult(run_id="1", name="x", chain="c", digest="0", state="failed", message="m" * 100_000)
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "spec": lambda disk: write_json_durably(disk / "spec.json", {"text": "x" * 100_000}),
     "events": lambda disk: RunRecord(disk).emit("trainer", "note", text="x" * 100_000),
-    "result": lambda disk: RunRecord(disk).finish(result(disk)),
+    "result": lambda disk: RunRecord(disk).finish(make_result(disk)),
     "job": write_job,
     "marker": lambda disk: create_whole(RealFiles(), disk / "marker.json", b"x" * 100_000),
     "checkpoint": lambda disk: checkpoints.commit(disk / "checkpoints", 10, big),

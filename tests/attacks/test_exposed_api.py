@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 TOKENS = "/api/v1/tokens"
 
 
-def outside_address() -> str:
+def find_outside_address() -> str:
     """An address of this machine besides loopback."""
     rows = [row for each in psutil.net_if_addrs().values() for row in each if row.family == socket.AF_INET]
     address = next((row.address for row in rows if not is_loopback(row.address)), None)
@@ -33,7 +33,7 @@ def outside_address() -> str:
 
 
 def test_tls_beyond_loopback_and_plain_on_it(home: Path, tmp_path: Path) -> None:
-    address = outside_address()
+    address = find_outside_address()
     certificate, key = make_certificate(tmp_path, address, "lab.example.org")
     token = TokenFile(home).create("ci", "admin", "", 1)
     context = ssl.create_default_context(cafile=str(certificate))
@@ -59,7 +59,7 @@ def test_tls_beyond_loopback_and_plain_on_it(home: Path, tmp_path: Path) -> None
 
 
 def test_a_proxy_is_believed_and_others_are_not_answered(home: Path) -> None:
-    address = outside_address()
+    address = find_outside_address()
     token = TokenFile(home).create("ci", "read", "", 1)
     forwarded = {"x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.5", "host": "lab.example.org"}
     options = ("--behind-proxy", address, "--host", address, "--allow-host", "lab.example.org")

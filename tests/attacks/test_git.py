@@ -38,13 +38,13 @@ def repositories(originals: Path, tmp_path: Path) -> tuple[Path, Path]:
     return inside, outside
 
 
-def head_of(repository: Path) -> str:
+def read_head(repository: Path) -> str:
     return git(repository, "rev-parse", "HEAD")
 
 
 def point_head(inside: Path, outside: Path) -> None:
     """Let the branch inside name the commit outside."""
-    (inside / ".git/refs/heads/main").write_text(head_of(outside) + "\n")
+    (inside / ".git/refs/heads/main").write_text(read_head(outside) + "\n")
 
 
 def link_objects(inside: Path, outside: Path) -> None:

@@ -39,7 +39,7 @@ def archive(parts: dict[str, bytes | str], base: bytes = b"") -> bytes:
     return stream.getvalue()
 
 
-def saved(document: object) -> bytes:
+def save_bytes(document: object) -> bytes:
     stream = io.BytesIO()
     document.save(stream)  # type: ignore[attr-defined]
     return stream.getvalue()
@@ -51,7 +51,7 @@ def sheet(rows: str, dimension: str = "A1") -> bytes:
         '<?xml version="1.0"?><worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">'
         f'<dimension ref="{dimension}"/><sheetData>{rows}</sheetData></worksheet>'
     )
-    return archive({"xl/worksheets/sheet1.xml": text}, saved(openpyxl.Workbook()))
+    return archive({"xl/worksheets/sheet1.xml": text}, save_bytes(openpyxl.Workbook()))
 
 
 def million_cells() -> bytes:
@@ -59,7 +59,7 @@ def million_cells() -> bytes:
     return sheet("".join(f'<row r="{n}"><c r="XFD{n}"><v>1</v></c></row>' for n in range(1, 71)))
 
 
-def nested_mail(depth: int) -> bytes:
+def nest_mail(depth: int) -> bytes:
     mail = EmailMessage()
     mail.set_content("the innermost")
     mail["Subject"] = "inner"
@@ -72,7 +72,7 @@ def nested_mail(depth: int) -> bytes:
     return mail.as_bytes()
 
 
-def nested_multiparts(depth: int) -> bytes:
+def nest_multiparts(depth: int) -> bytes:
     head = b"From: a@example.org\nSubject: deep\n"
     begin = b"".join(b'Content-Type: multipart/mixed; boundary="b%d"\n\n--b%d\n' % (n, n) for n in range(depth))
     return head + begin + b"\ntext\n"
@@ -92,11 +92,11 @@ ATTACKS: dict[str, tuple[str, Callable[[], bytes], tuple[str, ...]]] = {
         "m.epub", lambda: archive({f"{n}.txt": "a text of some length" * 3 for n in range(20_000)}), ("too_large",),
     ),
     "a workbook with entities": (
-        "m.xlsx", lambda: archive({"xl/sharedStrings.xml": LAUGHS + "<l>&c;&d;</l>"}, saved(openpyxl.Workbook())),
+        "m.xlsx", lambda: archive({"xl/sharedStrings.xml": LAUGHS + "<l>&c;&d;</l>"}, save_bytes(openpyxl.Workbook())),
         ("unreadable",),
     ),
     "slides with entities": (
-        "m.pptx", lambda: archive({"ppt/presentation.xml": LAUGHS + "<l>&c;&d;</l>"}, saved(pptx.Presentation())),
+        "m.pptx", lambda: archive({"ppt/presentation.xml": LAUGHS + "<l>&c;&d;</l>"}, save_bytes(pptx.Presentation())),
         ("unreadable",),
     ),
     "a book with entities": (
@@ -107,8 +107,8 @@ ATTACKS: dict[str, tuple[str, Callable[[], bytes], tuple[str, ...]]] = {
         "m.xlsx", lambda: sheet('<row r="1048576"><c r="XFD1048576"><v>1</v></c></row>', "A1:XFD1048576"),
         ("too_large",),
     ),
-    "a mail in a mail in a mail": ("m.eml", lambda: nested_mail(40), ("too_deep",)),
-    "parts in parts in parts": ("m.eml", lambda: nested_multiparts(3000), ("unreadable", "too_large", "time_limit")),
+    "a mail in a mail in a mail": ("m.eml", lambda: nest_mail(40), ("too_deep",)),
+    "parts in parts in parts": ("m.eml", lambda: nest_multiparts(3000), ("unreadable", "too_large", "time_limit")),
     "a mail of 5,000 parts": (
         "m.eml", lambda: MIXED + b"--x\n\ntext\n" * 5000 + b"--x--",
         ("too_large",),

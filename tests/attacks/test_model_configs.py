@@ -114,7 +114,7 @@ ELSEWHERE = {"trainyard/workers/trainyard_worker/unsloth_engine.py"}
 """unsloth chooses its own kernels in its own environment; the folder was checked before."""
 
 
-def loads_of(path: Path) -> list[tuple[str, int, bool]]:
+def find_loads(path: Path) -> list[tuple[str, int, bool]]:
     """(class, line, whether the attention is passed) of every call in a file that builds a transformers model."""
     loads = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -131,7 +131,7 @@ def test_every_model_of_the_product_is_loaded_with_an_attention_that_we_name() -
         f"{path.relative_to(REPOSITORY)}:{line}": passed
         for path in sorted((REPOSITORY / "trainyard").rglob("*.py"))
         if str(path.relative_to(REPOSITORY)) not in ELSEWHERE
-        for _, line, passed in loads_of(path)
+        for _, line, passed in find_loads(path)
     }
     assert len(calls) >= 5
     assert [location for location, passed in calls.items() if not passed] == []

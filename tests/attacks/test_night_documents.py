@@ -26,7 +26,7 @@ from trainyard.night.streams import RememberedParse
 from trainyard.night.wiring import make_night_deps
 from trainyard.settings import Settings
 from trainyard.spec.night import read_night
-from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.local import MemoryGraph
 from trainyard.testing.nights.injected_bugs import run_campaign
 
 pytestmark = pytest.mark.integration
@@ -67,7 +67,7 @@ def night(world: NightDeps) -> NightReport:
     return run_night(read_night(CONFIG), world, night_program.RUN)
 
 
-def quarantined(report: NightReport) -> dict[str, str]:
+def list_quarantined(report: NightReport) -> dict[str, str]:
     return {document.name: document.reason for document in report.phase1.quarantined if document.name != "three.md"}
 
 
@@ -96,7 +96,7 @@ def test_a_document_that_took_long_is_quarantined_within_seconds(
     """Seconds of CPU time: over them the reason would be another one."""
     report = night(world_with(tmp_path, {name: data}, parser_with(reading_service, QUICK)))
     assert report.phase1.done == 2
-    (reason,) = quarantined(report).values()
+    (reason,) = list_quarantined(report).values()
     assert why in reason
 
 
@@ -109,7 +109,7 @@ def test_a_document_over_its_limit_costs_only_itself(
     report = night(world_with(tmp_path, {"a.md": LINES}, parser_with(reading_service, limits)))
     assert report.state == "completed"
     assert report.phase1.done == 2
-    assert why in quarantined(report)["a.md"]
+    assert why in list_quarantined(report)["a.md"]
 
 
 def test_a_folder_of_breaches_ends_the_phase_with_a_code(reading_service: ReadingService, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_no_document_and_no_line_is_parsed_in_the_process_of_the_night(tmp_path:
         report = night(world)
     finally:
         sys.setprofile(None)
-    assert "This is not YAML" in quarantined(report)["a.yaml"]
+    assert "This is not YAML" in list_quarantined(report)["a.yaml"]
     assert [bucket.valid for bucket in report.phase2.buckets] == [4, 3]
     assert any(name.endswith("night/streams.py") for name in called)
     assert [name for name in called if name.endswith(CHILDREN)] == []

@@ -40,8 +40,8 @@ from trainyard.app.access.limits import WrongCredentials
 from trainyard.app.services import start_server, stop
 from trainyard.app.stack import doctor
 from trainyard.compute.services import Service
-from trainyard.prefect_api.control import asker
 from trainyard.prefect_api.guard import CREDENTIALS_S, CountedCredentials, format_refusal
+from trainyard.prefect_api.states import asker
 from trainyard.serve.listening import HEAD_S, MAX_HEAD_BYTES
 from trainyard.settings import Settings, settings
 from trainyard.stores.auth_string import auth_file, auth_header, read_auth
@@ -321,7 +321,7 @@ def flows(server: Service, home_settings: Settings) -> list[str]:
     return [flow["name"] for flow in answer.raise_for_status().json()]
 
 
-def attacked(page: Page, api: str, address: str) -> tuple[dict[str, str], set[int]]:
+def attack_server(page: Page, api: str, address: str) -> tuple[dict[str, str], set[int]]:
     """What the page at `address` found out, and the statuses of the answers that the browser let through to it."""
     answers: set[int] = set()
 
@@ -414,7 +414,7 @@ class TestRealServer:
     ) -> None:
         with serving(LoopbackServer(Blank)) as site:
             for address in (site.url.replace("127.0.0.1", "evil.example"), site.url):
-                outcomes, answers = attacked(page, server.url, address)
+                outcomes, answers = attack_server(page, server.url, address)
                 assert set(outcomes.values()) == {"failed"}, outcomes
                 assert answers <= {403}, "the guard refuses, before the string is asked for"
         assert FLOW["name"] not in flows(server, home_settings)
@@ -423,7 +423,7 @@ class TestRealServer:
     def test_the_page_would_succeed_without_the_guard(self, page: Page) -> None:
         """The same page, and a server that believes it: what it sends would create a flow, in five ways."""
         with serving(LoopbackServer(Blank)) as site, serving(LoopbackServer(Open)) as victim:
-            outcomes, _ = attacked(page, f"{victim.url}/api", site.url.replace("127.0.0.1", "evil.example"))
+            outcomes, _ = attack_server(page, f"{victim.url}/api", site.url.replace("127.0.0.1", "evil.example"))
         assert outcomes["read"].startswith("200")
         kinds = [kind for kind, body in Open.bodies if json.loads(body).get("name") == FLOW["name"]]
         assert len(kinds) >= 5, Open.bodies
@@ -436,7 +436,7 @@ class TestRealServer:
         """DNS rebinding: the page comes from the attacker, and then its own name leads to 127.0.0.1."""
         there = server.url.replace("127.0.0.1", "evil.example")
         page.route("**/start", lambda route: route.fulfill(body="<html><body></body></html>", content_type="text/html"))
-        outcomes, answers = attacked(page, there, there.replace("/api", "/start"))
+        outcomes, answers = attack_server(page, there, there.replace("/api", "/start"))
         assert answers == {400}
         assert not [
             outcome for outcome in outcomes.values() if outcome.startswith("2") or outcome in ("open", "opaque")

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.flows.real_stack import Stack, until
+from tests.flows.real_stack import Stack, wait_until
 from trainyard.testing.scripted_server import ScriptedServer
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -117,7 +117,7 @@ def chain(stack: Stack, name: str, *nodes: tuple[str, dict[str, object]]) -> Pat
     return path
 
 
-def carry_out(stack: Stack, path: Path) -> None:
+def run_chain_file(stack: Stack, path: Path) -> None:
     done = stack.command("run", str(path), "--watch")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -127,7 +127,7 @@ def serve_graph(stack: Stack, watch: Watch) -> None:
     argv = [sys.executable, "-m", "trainyard", "serve", "--role", "graph", "--port", "0"]
     with subprocess.Popen(argv, cwd=stack.work, env=stack.environment, stderr=subprocess.DEVNULL) as process:
         try:
-            until(lambda: "graph writer" in watch.kinds(), 120, "the graph server")
+            wait_until(lambda: "graph writer" in watch.kinds(), 120, "the graph server")
             watch.look_at(Path(f"/proc/{process.pid}"))  # by now it has become the same command without the secrets
         finally:
             process.terminate()
@@ -158,12 +158,12 @@ def test_who_has_which_secret(tmp_path: Path, tiny_model: Path) -> None:
                     rows = ("data_source", {"path": "data.jsonl"})
                     docs = ("data_source", {"path": "docs"})
                     writer = {"model": "gpt", "count": 4, "prompt": "Write about {{ document }}."}
-                    carry_out(stack, chain(stack, "asks", docs, ("ai_generator", writer)))
+                    run_chain_file(stack, chain(stack, "asks", docs, ("ai_generator", writer)))
                     generator = {"model": "gpt", "base_url": stranger.url, "count": 4}
-                    carry_out(stack, chain(stack, "steals", docs, ("ai_generator", generator)))
+                    run_chain_file(stack, chain(stack, "steals", docs, ("ai_generator", generator)))
                     six = (rows, ("validator", {}), ("trainer", training), ("evaluator", {"samples": 1}))
-                    carry_out(stack, chain(stack, "trains", *six))
-                    carry_out(stack, chain(stack, "scripts", rows, ("trainer", {**training, "backend": "script"})))
+                    run_chain_file(stack, chain(stack, "trains", *six))
+                    run_chain_file(stack, chain(stack, "scripts", rows, ("trainer", {**training, "backend": "script"})))
                     serve_graph(stack, watch)
                 finally:
                     stack.command("down")

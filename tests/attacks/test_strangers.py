@@ -88,7 +88,7 @@ def read_answer(connection: socket.socket) -> bytes:
     return bytes(answer)
 
 
-def status_of(connection: socket.socket) -> int:
+def read_status(connection: socket.socket) -> int:
     answer = read_answer(connection)
     return int(answer.split()[1]) if answer else 0
 
@@ -97,7 +97,7 @@ def test_a_trailer_is_not_a_header(service: RunningService) -> None:
     with service.connect() as connection:
         connection.sendall(service.head(CHECK, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n")
         connection.sendall(f"Authorization: Bearer {service.run}\r\n\r\n".encode())
-        assert status_of(connection) == 401
+        assert read_status(connection) == 401
 
 
 def send_for_a_while(connection: socket.socket, head: bytes, more: bytes) -> None:
@@ -132,7 +132,7 @@ def test_a_half_body_of_a_stranger_has_five_seconds(service: RunningService) -> 
     began = time.monotonic()
     with service.connect() as connection:
         connection.sendall(service.head(LOGIN, "Content-Length: 100") + b"{")
-        assert status_of(connection) == 408
+        assert read_status(connection) == 408
     assert 4 < time.monotonic() - began < 60
 
 
@@ -144,7 +144,7 @@ def test_the_body_of_a_session_that_is_not_there_is_not_read(service: RunningSer
     with service.connect() as connection:
         head = service.head("/api/v1/sessions/X/forward", f"Content-Length: {LARGEST_MiB * MiB}", token=service.run)
         connection.sendall(head.replace(b"application/json", TENSORS.encode()))
-        assert status_of(connection) == 404  # not a byte of it was sent
+        assert read_status(connection) == 404  # not a byte of it was sent
 
 
 def test_tensors_are_for_sessions_alone(service: RunningService) -> None:
@@ -202,7 +202,7 @@ def test_a_key_of_a_token_that_was_revoked_is_not_that_of_a_new_one(service: Run
     assert {chain["tenant"] for chain in chains} == {"acme", "beta"}
 
 
-def confined_children(service: RunningService) -> list[psutil.Process]:
+def find_confined_children(service: RunningService) -> list[psutil.Process]:
     """The children that carry out requests: forks of the process from which they are forked."""
     family = {child.pid: child for child in service.process.children(recursive=True)}
     forkers = {pid for pid, child in family.items() if "forkserver" in " ".join(child.cmdline())}
@@ -225,7 +225,7 @@ def test_a_caller_has_two_children_and_four_requests_that_wait(service: RunningS
             client.sendall(service.head(CHECK, f"Content-Length: {len(body)}", token=service.run) + body)
         answered, most = list[socket.socket](), 0
         for _ in range(200):
-            most = max(most, len(confined_children(service)))
+            most = max(most, len(find_confined_children(service)))
             if answered := select.select(clients, (), (), 0.05)[0]:
                 break
         assert most == 2
@@ -235,11 +235,11 @@ def test_a_caller_has_two_children_and_four_requests_that_wait(service: RunningS
         assert service.ask("POST", CHECK, service.read, json=SMALL).status_code == 200, (
             "another caller has its own places"
         )
-        assert len(confined_children(service)) == 2
+        assert len(find_confined_children(service)) == 2
     finally:
         for client in clients:
             client.close()
-    assert wait_until(lambda: not confined_children(service), 5)
+    assert wait_until(lambda: not find_confined_children(service), 5)
     assert service.ask("POST", CHECK, service.run, json=SMALL).status_code == 200
 
 
@@ -358,4 +358,4 @@ def test_large_bodies_of_clients_that_hang_up(service: RunningService) -> None:
     assert p99 <= 1.0
     assert grown < 150 * MiB
     assert left < idle + 0.3
-    assert not confined_children(service)
+    assert not find_confined_children(service)

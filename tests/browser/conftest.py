@@ -47,7 +47,7 @@ from tests.browser.records import (
     seed_run,
     seed_sweep,
 )
-from tests.browser.shared_stack import Beginning, shared_service, wait_for_others
+from tests.browser.shared_stack import Beginning, open_shared_service, wait_for_others
 from tests.chromium import MISSING, find_chromium
 from tests.flows.real_stack import Stack
 from trainyard.settings import load_settings
@@ -118,7 +118,7 @@ NUMBERS = {group: number for number, (group, _) in enumerate(GROUPS)}
 PLACES = {file: (at, group, files.index(file)) for at, (group, files) in enumerate(GROUPS) for file in files}
 
 
-def place_of(nodeid: str) -> tuple[int, str, int]:
+def find_place(nodeid: str) -> tuple[int, str, int]:
     """The number of a test's group, the group, and the place in it."""
     path, _, name = nodeid.partition("::")
     if (other := OTHER_GROUPS.get(name.partition("[")[0])) is not None:
@@ -130,7 +130,7 @@ class WholeGroups(LoadScopeScheduling):
     """`--dist loadgroup` by `GROUPS`. With pytest 9 the marks of pytest-xdist have no effect."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return place_of(nodeid)[1]
+        return find_place(nodeid)[1]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
@@ -140,7 +140,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests of this folder, in their places among the others."""
     browser_items = [item for item in items if item.path.parent == Path(__file__).parent]
-    ordered = iter(sorted(browser_items, key=lambda item: place_of(item.nodeid)))
+    ordered = iter(sorted(browser_items, key=lambda item: find_place(item.nodeid)))
     items[:] = [next(ordered) if item in browser_items else item for item in items]
 
 
@@ -191,7 +191,7 @@ def serving_stack(
     with_chain = all(item.name != BUILDS for item in request.session.items)
     starting = partial(start_jobs, with_chain=with_chain)
     beginning = Beginning(lambda: request.getfixturevalue("tiny_model"), seed, starting)
-    with shared_service(common_folder(tmp_path_factory), beginning) as service:
+    with open_shared_service(common_folder(tmp_path_factory), beginning) as service:
         yield service
 
 
@@ -204,7 +204,7 @@ def common_folder(factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def service(serving_stack: DashboardService) -> DashboardService:
     """The same, when all of it is there and its jobs are started."""
-    serving_stack.id_of(SPOILED)
+    serving_stack.find_id(SPOILED)
     return serving_stack
 
 
@@ -244,7 +244,7 @@ class Places(dict[str, str]):
             (entity,) = self.service.get("graph/entities", text="jane")["entities"]
             return quote(entity["key"])
         if name == "chain":
-            return self.service.id_of("chain")
+            return self.service.find_id("chain")
         state = "failed" if name == SPOILED else "completed"
         return str(self.service.finished(name, state)["id"])
 
@@ -318,7 +318,7 @@ def watch(serving_stack: DashboardService) -> Iterator[PageWatch]:
 
 
 @contextmanager
-def opened_context(browser: Browser, service: DashboardService) -> Iterator[BrowserContext]:
+def open_context(browser: Browser, service: DashboardService) -> Iterator[BrowserContext]:
     context = browser.new_context(viewport=SIZE, base_url=service.url)
     context.set_default_timeout(PAGE_MS)
     context.add_init_script(
@@ -332,14 +332,14 @@ def opened_context(browser: Browser, service: DashboardService) -> Iterator[Brow
 @pytest.fixture
 def context(browser: Browser, serving_stack: DashboardService) -> Iterator[BrowserContext]:
     """A browser that has not logged in."""
-    with opened_context(browser, serving_stack) as context:
+    with open_context(browser, serving_stack) as context:
         yield context
 
 
 @pytest.fixture(scope="module")
 def visited(browser: Browser, serving_stack: DashboardService) -> Iterator[BrowserContext]:
     """A browser that keeps the code of the pages: in a new one, a page takes half a second of CPU time more."""
-    with opened_context(browser, serving_stack) as context:
+    with open_context(browser, serving_stack) as context:
         yield context
 
 
@@ -367,7 +367,7 @@ def forget_stored(page: Page, origin: str) -> None:
 @pytest.fixture(scope="module")
 def page_holder(browser: Browser, serving_stack: DashboardService) -> Iterator[KeptPage]:
     """One page of the owner for the tests of a module that only look: to open one takes longer than most of them."""
-    with opened_context(browser, serving_stack) as context:
+    with open_context(browser, serving_stack) as context:
         log_in(context, serving_stack)
         yield KeptPage(context.new_page(), PageWatch(serving_stack.url))
 

@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import BrowserContext, ConsoleMessage, Dialog, Page, Request, Response, expect
 from playwright.sync_api import Error as PlaywrightError
 
-from tests.flows.real_stack import Stack, until
+from tests.flows.real_stack import Stack, wait_until
 from trainyard.stores.secret_files import TokenFile
 
 AXE = Path(__file__).parent / "resources" / "axe" / "axe.min.js"
@@ -77,10 +77,10 @@ class DashboardService:
     def start_job(self, name: str, parameters: dict[str, Any]) -> None:
         self.started[name] = self.post("jobs", {"dataset": {"path": "data.jsonl"}, **parameters})["id"]
 
-    def id_of(self, name: str) -> str:
+    def find_id(self, name: str) -> str:
         """The id of what the session starts under a name; waits for its start."""
         if name not in self.started:
-            until(lambda: name in self.read_started(), BEGUN_S, f"the start of {name}", every_s=0.5)
+            wait_until(lambda: name in self.read_started(), BEGUN_S, f"the start of {name}", every_s=0.5)
             self.started |= self.read_started()
         return self.started[name]
 
@@ -100,7 +100,7 @@ class DashboardService:
     def finished(self, name: str, state: str = "completed") -> dict[str, Any]:
         """A job that the session has started, once it has ended so."""
         if name not in self.ended:
-            job = self.wait_for_job(self.id_of(name), "completed", "failed")
+            job = self.wait_for_job(self.find_id(name), "completed", "failed")
             assert job["state"] == state, job["message"]
             self.ended[name] = job
         return self.ended[name]
@@ -129,7 +129,7 @@ class DashboardService:
             detail.update(self.get(f"jobs/{job}"))
             return detail["state"] in states and detail["detail"] != "pausing"
 
-        until(has_arrived, seconds, f"becoming {' or '.join(states)}", every_s=0.5)
+        wait_until(has_arrived, seconds, f"becoming {' or '.join(states)}", every_s=0.5)
         return detail
 
 
@@ -209,7 +209,7 @@ class KeptPage:
         dialog.dismiss()
 
 
-def one_gpu(job: str, *alerts: str) -> dict[str, Any]:
+def describe_gpu(job: str, *alerts: str) -> dict[str, Any]:
     """What `GET /gpus` answers on a machine with one card, which a job and another program use."""
     gpu = {
         "index": 0, "name": "Card", "memory_total_mb": 81_920, "memory_used_mb": 79_000, "memory_free_mb": 2_920,
@@ -247,7 +247,7 @@ def write_spoiled(stack: Stack) -> str:
     return SPOILED_FILE
 
 
-def processes_of(home: Path) -> list[psutil.Process]:
+def find_processes(home: Path) -> list[psutil.Process]:
     """The processes of a home that have not ended."""
     processes = []
     for process in psutil.process_iter():
@@ -310,7 +310,7 @@ def assert_narrow(page: Page) -> None:
     before = page.viewport_size
     page.set_viewport_size({"width": 360, "height": 800})
     wide = "document.documentElement.scrollWidth - window.innerWidth"
-    until(lambda: page.evaluate(wide) <= 0, SETTLED_S, f"{page.url} at {page.viewport_size}")  # curves follow
+    wait_until(lambda: page.evaluate(wide) <= 0, SETTLED_S, f"{page.url} at {page.viewport_size}")  # curves follow
     if before is not None:
         page.set_viewport_size(before)
 

@@ -29,7 +29,7 @@ AS_THEY_ARE = frozenset({"as_of", "time", "created", "started", "ended", "submit
 
 PLACES = ("first_offset", "next_offset")
 """Places in a log, from which a page reads further."""
-LIMITED = ("eval",)
+LIMITED = ("eval", "quotes")
 """Settings that a page sends back with a draft, and that the service refuses above a limit."""
 
 
@@ -121,7 +121,7 @@ def forms(value: float) -> Iterator[float]:
         yield from (when.year, when.day, when.hour, when.hour % 12 or 12, when.minute, when.second)
 
 
-def explained(answers: Iterable[Any]) -> set[float]:
+def explain_numbers(answers: Iterable[Any]) -> set[float]:
     """Every number that a page with these answers may show."""
     numbers: set[float] = set()
     for value in answers:
@@ -159,5 +159,5 @@ def list_made_up(page: Page, answers: Answers) -> list[str]:
     They are read first: a page asks again every few seconds, also while the answers are gone through.
     """
     page_numbers = list_numbers(page)
-    allowed = explained(answers.bodies)
+    allowed = explain_numbers(answers.bodies)
     return [text for text in page_numbers if read(text) not in allowed]

@@ -27,8 +27,7 @@ from trainyard.stores.files import DISK
 from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation
 from trainyard.stores.graph.local import LadybugGraph
 from trainyard.stores.graph.remote import graph_file
-from trainyard.sweeps.folder import SweepRecord, sweep_folder, write_record
-from trainyard.sweeps.study import SweepStudy
+from trainyard.sweeps.study import SweepRecord, SweepStudy, sweep_folder, write_record
 
 RUN = "33333333-0000-4000-8000-000000000000"
 EVIL = "<img src=x onerror=alert(1)>"
@@ -44,13 +43,13 @@ VALUES = (2.5, 1.25, 3.75)
 """Metric of each trial at its first rung; the second is the best."""
 
 
-def documents_of(home: Path) -> Path:
+def get_documents_folder(home: Path) -> Path:
     """The folder of documents in the data root of the tenant."""
     return home / "tenants" / "default" / "depot"
 
 
 def seed_documents(home: Path) -> None:
-    folder = documents_of(home)
+    folder = get_documents_folder(home)
     folder.mkdir(parents=True)
     for number in range(24):
         lines = [f"The depot {number} has {number + 3} tracks.", f"The crane {number} lifts {number + 10} tonnes."]
@@ -58,7 +57,7 @@ def seed_documents(home: Path) -> None:
 
 
 def seed_run(here: Settings, scratch: Path) -> None:
-    def rows(folder: Path) -> Produced:
+    def write_rows(folder: Path) -> Produced:
         rows = make_rows(folder)
         with (folder / "sft" / QUARANTINE_FILE).open("ab") as stream:
             line = {"line": 11, "source": EVIL, "reason": "too_long", "detail": EVIL, "row": EVIL + "x" * 3_000}
@@ -74,7 +73,7 @@ def seed_run(here: Settings, scratch: Path) -> None:
         return report
 
     store, record = ArtifactStore(here.artifacts), RunRecord(here.runs / RUN)
-    store.produce("c" * 64, rows)
+    store.produce("c" * 64, write_rows)
     store.produce("d" * 64, report)
     nodes = [
         {"id": "validator", "type": "validator", "produces": ["sft"]},

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.browser.dashboard import DashboardService, processes_of
-from tests.flows.real_stack import Stack, until
+from tests.browser.dashboard import DashboardService, find_processes
+from tests.flows.real_stack import Stack, wait_until
 from trainyard.app.services import running
 from trainyard.stores.auth_string import read_auth
 
@@ -56,18 +56,18 @@ class Beginning:
 
 
 @contextmanager
-def shared_service(folder: Path, beginning: Beginning) -> Iterator[DashboardService]:
+def open_shared_service(folder: Path, beginning: Beginning) -> Iterator[DashboardService]:
     """A service that answers, started by the first process; one that was killed does not count as a user.
 
-    Pages can be opened from then on. Its worker and its first jobs follow: who needs them asks for `id_of` a job.
+    Pages can be opened from then on. Its worker and its first jobs follow: who needs them asks for `find_id` a job.
     `folder` is the same for all processes.
     """
     with ThreadPoolExecutor(1) as aside:
-        with changed(folder) as shared:
+        with change_shared(folder) as shared:
             shared.users = [pid for pid in shared.users if psutil.pid_exists(pid)]
             if not shared.users:
                 start(folder, shared, beginning, aside)
-            service = service_of(folder, Stack(Path(shared.folder), Path(shared.model)))
+            service = make_service(folder, Stack(Path(shared.folder), Path(shared.model)))
             shared.users.append(os.getpid())
         try:
             yield service
@@ -79,7 +79,7 @@ def shared_service(folder: Path, beginning: Beginning) -> Iterator[DashboardServ
 
 def leave(folder: Path) -> bool:
     """Use the stack no more, if this process does; the last one ends it. Returns whether no process uses it now."""
-    with changed(folder) as shared:
+    with change_shared(folder) as shared:
         users = [pid for pid in shared.users if pid != os.getpid() and psutil.pid_exists(pid)]
         if os.getpid() in shared.users and not users:
             end(Stack(Path(shared.folder), Path(shared.model)))
@@ -89,11 +89,11 @@ def leave(folder: Path) -> bool:
 
 def wait_for_others(folder: Path) -> None:
     """Return when the stack has ended, because no process has tests left that use it."""
-    until(lambda: leave(folder), OTHERS_S, "the end of the tests of the other process", every_s=0.5)
+    wait_until(lambda: leave(folder), OTHERS_S, "the end of the tests of the other process", every_s=0.5)
 
 
 @contextmanager
-def changed(folder: Path) -> Iterator[Shared]:
+def change_shared(folder: Path) -> Iterator[Shared]:
     """What is known of the stack, for one process at a time; changes are written at the end."""
     with (folder / "dashboard.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -116,7 +116,7 @@ def start(folder: Path, shared: Shared, beginning: Beginning, aside: ThreadPoolE
     starting = aside.submit(stack.command, "up")
     try:
         beginning.seed(stack, model)
-        until(lambda: starting.done() or answers(stack), SERVES_S, "the start of the service")
+        wait_until(lambda: starting.done() or answers(stack), SERVES_S, "the start of the service")
         assert answers(stack), starting.result().stderr
     except BaseException:
         stack.command("down")
@@ -136,28 +136,28 @@ def start_jobs(
     started, failed = dict[str, str](), ""
     try:
         assert starting.result().returncode == 0, starting.result().stderr
-        service = service_of(folder, stack)
+        service = make_service(folder, stack)
         with service.client:
             beginning.start_jobs(service)
         started = service.started
-    except Exception as error:  # `id_of` raises it, in the process that needs a job
+    except Exception as error:  # `find_id` raises it, in the process that needs a job
         failed = f"{type(error).__name__}: {error}"
-    with changed(folder) as shared:
+    with change_shared(folder) as shared:
         shared.started |= started
         shared.failed = shared.failed or failed
 
 
-def service_of(folder: Path, stack: Stack) -> DashboardService:
+def make_service(folder: Path, stack: Stack) -> DashboardService:
     api = running(stack.settings, "api")
     assert api is not None
 
     def read_started() -> dict[str, str]:
-        with changed(folder) as shared:
+        with change_shared(folder) as shared:
             assert not shared.failed, shared.failed
             return shared.started
 
     def publish(ids: dict[str, str], failed: str) -> None:
-        with changed(folder) as shared:
+        with change_shared(folder) as shared:
             shared.started |= ids
             shared.failed = shared.failed or failed
 
@@ -167,4 +167,4 @@ def service_of(folder: Path, stack: Stack) -> DashboardService:
 def end(stack: Stack) -> None:
     stack.command("down")
     assert not stack.children()
-    until(lambda: not processes_of(stack.settings.home), ENDS_S, "the end of all processes")
+    wait_until(lambda: not find_processes(stack.settings.home), ENDS_S, "the end of all processes")

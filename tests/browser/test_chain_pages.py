@@ -16,8 +16,8 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.canvas import centre, node, status, wide_chain
 from tests.browser.dashboard import SPOILED, TRAINED, DashboardService, PageWatch, open_page
-from tests.browser.records import documents_of
-from tests.flows.real_stack import until
+from tests.browser.records import get_documents_folder
+from tests.flows.real_stack import wait_until
 
 pytestmark = [pytest.mark.browser]
 
@@ -47,14 +47,14 @@ NAMES = (
 
 @pytest.fixture(scope="session")
 def service(serving_stack: DashboardService) -> DashboardService:
-    """The editor needs no worker; who runs a chain waits for it by `id_of`."""
+    """The editor needs no worker; who runs a chain waits for it by `find_id`."""
     return serving_stack
 
 
 @pytest.fixture
 def documents(service: DashboardService) -> Path:
     """A folder of documents in the data root of the tenant, which nobody changes: runs reuse what they read there."""
-    return documents_of(service.stack.settings.home)
+    return get_documents_folder(service.stack.settings.home)
 
 
 def drag_link(page: Page, source: str, port: str, target: str) -> None:
@@ -125,7 +125,7 @@ def build_and_run(page: Page, service: DashboardService) -> str:
     expect(status(page)).to_contain_text("revision 1", timeout=CHECKED_MS)
     page.get_by_label("Description").fill("with evaluations while it trains")
 
-    service.id_of(SPOILED)  # when there is a worker
+    service.find_id(SPOILED)  # when there is a worker
     page.get_by_role("button", name="Save and run").click()
     expect(page).to_have_url(re.compile(r"\?run=."), timeout=CHECKED_MS)
     run = page.url.partition("?run=")[2]
@@ -225,7 +225,7 @@ def test_an_unsaved_draft_survives_a_reload_and_undo_takes_it_back(page: Page, s
         "window.copied ?? ''"
     )
     page.get_by_role("button", name="Arrange").click()
-    until(lambda: not overlapping(page), 10, "places that do not overlap")
+    wait_until(lambda: not overlapping(page), 10, "places that do not overlap")
 
 
 def test_a_chain_that_is_arranged_before_its_check_has_room_for_its_ports(page: Page, stored: dict[str, Any]) -> None:
@@ -248,12 +248,12 @@ def test_a_chain_that_is_arranged_before_its_check_has_room_for_its_ports(page: 
         page.keyboard.press("Control+v")
         expect(node(page, f"trainer-{number}")).to_be_attached()
     page.get_by_role("button", name="Arrange").click()
-    until_held(page, pending)
+    wait_until_held(page, pending)
     is_held = False
     for route in pending:
         route.continue_()
     expect(node(page, "trainer-4").locator(".port-adapter.source")).to_be_attached(timeout=CHECKED_MS)
-    until(lambda: not overlapping(page), 10, "places that do not overlap")
+    wait_until(lambda: not overlapping(page), 10, "places that do not overlap")
 
 
 def test_what_is_written_while_a_save_is_pending_is_still_to_be_saved(page: Page, service: DashboardService) -> None:
@@ -275,7 +275,7 @@ def test_what_is_written_while_a_save_is_pending_is_still_to_be_saved(page: Page
         # Not at the left: before the view is fitted, the node appears there, and would be what is clicked.
         page.locator(".react-flow__pane").click(position={"x": 700, "y": 20})
         save.click()
-        until_held(page, pending)
+        wait_until_held(page, pending)
         name.fill(text)
         pending.pop().continue_()
         page.wait_for_url("**/edit")
@@ -283,14 +283,14 @@ def test_what_is_written_while_a_save_is_pending_is_still_to_be_saved(page: Page
         expect(status(page)).to_contain_text("changed")
         expect(name).to_have_value(text)
     save.click()
-    until_held(page, pending)
+    wait_until_held(page, pending)
     pending.pop().continue_()
     expect(save).to_be_disabled()
     stored = service.get(f"chains/{page.url.split('/')[-2]}")
     assert (stored["revision"], stored["body"]["description"]) == (3, "of a stored chain")
 
 
-def until_held(page: Page, pending: list[Route]) -> None:
+def wait_until_held(page: Page, pending: list[Route]) -> None:
     for _ in range(100):
         if pending:
             return
@@ -363,7 +363,7 @@ def test_a_chain_is_built_with_the_keyboard_alone(page: Page, service: Dashboard
     page.keyboard.press("Enter")
     before = centre(node(page, "ai-generator"))
     page.keyboard.press("ArrowDown")
-    until(lambda: centre(node(page, "ai-generator"))[1] > before[1], 10, "the node further down")
+    wait_until(lambda: centre(node(page, "ai-generator"))[1] > before[1], 10, "the node further down")
     press_to(page, page.get_by_role("button", name="Save", exact=True), "Shift+Tab")
     page.keyboard.press("Enter")
     expect(status(page)).to_contain_text("revision 1")

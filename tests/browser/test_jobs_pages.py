@@ -15,12 +15,12 @@ from tests.browser.dashboard import (
     SPOILED,
     DashboardService,
     PageWatch,
-    one_gpu,
+    describe_gpu,
     open_page,
     write_readable,
     write_spoiled,
 )
-from tests.flows.real_stack import until
+from tests.flows.real_stack import wait_until
 
 pytestmark = [pytest.mark.browser]
 
@@ -96,7 +96,7 @@ def test_curves_are_zoomed_smoothed_and_logarithmic(
     def redraws(change: Callable[[], object]) -> None:
         before = loss.evaluate(script)
         change()
-        until(lambda: loss.evaluate(script) != before, 10, "another picture")
+        wait_until(lambda: loss.evaluate(script) != before, 10, "another picture")
 
     redraws(page.get_by_label("Log scale").check)
     redraws(lambda: page.get_by_label("Smoothing").fill("0.9"))
@@ -207,10 +207,10 @@ def test_the_form_lists_data_and_models_of_this_machine(page: Page, service: Das
     open_page(page, "/jobs/new", "New job")
     path = page.get_by_label(re.compile("^Path"))
     offered = "(input) => [...(input.list?.options ?? [])].map((one) => one.value)"
-    until(lambda: "data.jsonl" in path.evaluate(offered), 20, "the files of the working folder")
+    wait_until(lambda: "data.jsonl" in path.evaluate(offered), 20, "the files of the working folder")
     assert path.evaluate(offered) == [entry["path"] for entry in service.get("data")["entries"]]
     models = page.get_by_label("Base model", exact=True)
-    until(lambda: "starter" in models.evaluate(offered), 20, "the base models")
+    wait_until(lambda: "starter" in models.evaluate(offered), 20, "the base models")
     expect(page.get_by_text(f"A relative path starts in {service.get('data')['start']}.")).to_be_visible()
 
 
@@ -325,7 +325,7 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     head = page.locator(".page-head")
     expect(figure(page, "Loss")).to_be_visible(timeout=60_000)
     before = num_points(page)
-    until(lambda: num_points(page) > before, 30, "a longer curve")
+    wait_until(lambda: num_points(page) > before, 30, "a longer curve")
     page.get_by_role("link", name="Jobs", exact=True).first.click()
     expect(page.get_by_role("row").filter(has_text=job)).to_contain_text("left to train")
     page.go_back()
@@ -339,16 +339,16 @@ def test_a_job_is_started_from_the_form_paused_and_resumed(page: Page, service: 
     def shows_newest() -> bool:
         return service.get(f"jobs/{job}/checkpoints")["checkpoints"][0]["sha256"] in row.inner_text()
 
-    until(shows_newest, 30, "the newest checkpoint on the page")
+    wait_until(shows_newest, 30, "the newest checkpoint on the page")
     row.get_by_role("button", name="Verify").click()
     expect(row).to_contain_text("whole")
-    page.route("**/api/v1/gpus", lambda route: route.fulfill(json=one_gpu(job)))  # this machine may have none
+    page.route("**/api/v1/gpus", lambda route: route.fulfill(json=describe_gpu(job)))  # this machine may have none
     page.reload()
     expect(page.locator("p .state-paused")).to_be_visible()
     paused = num_points(page)
     head.get_by_role("button", name="Resume").click()
     service.wait_for_job(job, "running")
-    until(lambda: num_points(page) > paused, 60, "new steps after the resume")
+    wait_until(lambda: num_points(page) > paused, 60, "new steps after the resume")
     expect(page.locator(".facts").first).to_contain_text("76.2 GiB of 80.0 GiB on GPU 0")
     head.get_by_role("button", name="Cancel").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()

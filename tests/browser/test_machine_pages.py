@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from tests.browser.dashboard import DashboardService, KeptPage, PageWatch, one_gpu, open_page
+from tests.browser.dashboard import DashboardService, KeptPage, PageWatch, describe_gpu, open_page
 
 pytestmark = [pytest.mark.browser]
 
@@ -32,7 +32,7 @@ def section(page: Page, title: str) -> Locator:
     return page.locator("section.panel").filter(has=page.get_by_role("heading", name=title, exact=True))
 
 
-def rows_of(table: Locator) -> list[list[str]]:
+def read_rows(table: Locator) -> list[list[str]]:
     """The cells of the rows of a table, as they are shown."""
     return [[cell.strip() for cell in row.locator("td").all_inner_texts()] for row in table.locator("tbody tr").all()]
 
@@ -49,7 +49,7 @@ def test_the_numbers_of_the_overview_are_rests(
     page: Page, service: DashboardService, all_jobs: list[dict[str, Any]]
 ) -> None:
     open_page(page, "", "Overview")
-    table = {row[0]: row for row in rows_of(section(page, "Newest jobs").get_by_role("table"))}
+    table = {row[0]: row for row in read_rows(section(page, "Newest jobs").get_by_role("table"))}
     jobs = service.get("jobs", limit=8)["jobs"]
     assert set(table) == {job["name"] for job in jobs}
     names = Counter(job["name"] for job in jobs)
@@ -80,13 +80,13 @@ def test_gpus_are_rests(page: Page, service: DashboardService) -> None:
 def test_a_gpu_is_shown_with_its_jobs(page: Page, service: DashboardService) -> None:
     """This machine may have none, so that the answer of the API is given here."""
     alert = "GPU 0 (Card) uses 79,000 of 81,920 MiB."
-    page.route("**/api/v1/gpus", lambda route: route.fulfill(json=one_gpu("job-0123456789ab", alert)))
+    page.route("**/api/v1/gpus", lambda route: route.fulfill(json=describe_gpu("job-0123456789ab", alert)))
     open_page(page, "/gpus", "GPUs")
     expect(page.get_by_role("alert")).to_have_text(alert)
     facts = page.locator("main").inner_text()
     for text in ("97 %", "61 °C", "402.5 W", "1,980 MHz", "not known"):
         assert text in facts
-    assert rows_of(page.get_by_role("table")) == [
+    assert read_rows(page.get_by_role("table")) == [
         ["job-0123456789ab", "76.2 GiB", "4, 5"],
         ["outside of jobs", "not known", "9"],
     ]
@@ -96,7 +96,7 @@ def test_a_gpu_is_shown_with_its_jobs(page: Page, service: DashboardService) -> 
 
 
 def test_the_backends_page_names_the_devices_and_python(page: Page, service: DashboardService) -> None:
-    page.route("**/api/v1/gpus", lambda route: route.fulfill(json=one_gpu("job-0123456789ab")))
+    page.route("**/api/v1/gpus", lambda route: route.fulfill(json=describe_gpu("job-0123456789ab")))
     open_page(page, "/backends", "Backends")
     (python,) = [check["detail"] for check in service.get("doctor")["checks"] if check["name"] == "python"]
     expect(page.get_by_text(f"This machine: GPU 0, Card, 80.0 GiB; Python {python}")).to_be_visible()
@@ -157,7 +157,7 @@ def test_scripts_are_read_and_the_operator_is_named(page: Page, service: Dashboa
 
 def test_settings_and_doctor_are_rests(page: Page, service: DashboardService) -> None:
     open_page(page, "/settings", "Settings")
-    table = {row[0]: row for row in rows_of(page.get_by_role("table", name="Settings of this machine"))}
+    table = {row[0]: row for row in read_rows(page.get_by_role("table", name="Settings of this machine"))}
     for setting in service.get("settings")["settings"]:
         value = setting["value"]
         text = "" if value is None else value if isinstance(value, str) else None

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.canvas import node
 from tests.browser.dashboard import TRAINED, Audit, DashboardService, PageWatch, open_page
-from tests.flows.real_stack import kill_tree, until
+from tests.flows.real_stack import kill_tree, wait_until
 from trainyard.app.services import running
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -40,7 +40,7 @@ def training(service: DashboardService) -> Iterator[dict[str, str]]:
     ]
     chain = service.post("chains", {"name": "long", "nodes": nodes})["id"]
     run = service.post(f"chains/{chain}/run")["id"]
-    until(lambda: service.get(f"jobs/{run}")["step"], TRAINS_S, "the first step")
+    wait_until(lambda: service.get(f"jobs/{run}")["step"], TRAINS_S, "the first step")
     yield {"chain": chain, "run": run, "ended": ended["id"], "ended_name": ended["name"]}
     service.post(f"jobs/{run}/cancel", {"wait": False})
     service.wait_for_job(run, "canceled", "completed")
@@ -113,7 +113,7 @@ def test_the_api_is_killed(
     expect(page.get_by_role("cell", name="meanwhile", exact=True)).to_be_visible()
     back = last_step(other), num_lines(other)
     assert back >= before
-    until(lambda: last_step(other) > back[0], NOTICE_MS / 1000, "later steps")
+    wait_until(lambda: last_step(other) > back[0], NOTICE_MS / 1000, "later steps")
     with newest_log(service).open("a") as log:  # a trainer of this machine prints nothing while all is well
         log.write("printed after the outage\n")
     expect(other.get_by_role("log", name="Log")).to_contain_text("printed after the outage")
@@ -143,5 +143,5 @@ def test_prefect_is_killed(
     service.stack.command("up")
     assert_read_again(page)
     assert_read_again(canvas)
-    until(lambda: percent(canvas) > before, BACK_MS / 1000, "a trainer that is further")
+    wait_until(lambda: percent(canvas) > before, BACK_MS / 1000, "a trainer that is further")
     assert service.get("jobs", limit=1)["as_of"] is None

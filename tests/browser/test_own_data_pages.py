@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, FilePayload, Locator, Page, Response, R
 from benchmarks.job_index import fill
 from tests.api_process import keep_in_step, serving
 from tests.browser.dashboard import SLOW_MS, Audit, PageWatch, open_page
-from tests.flows.real_stack import until
+from tests.flows.real_stack import wait_until
 from trainyard.app.live.jobs import open_index
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry
@@ -143,7 +143,7 @@ def own_page(browser: Browser, lone: LoneService, token: str) -> Iterator[Page]:
     assert watch.problems == []
 
 
-def facts_of(part: Locator) -> dict[str, str]:
+def read_facts(part: Locator) -> dict[str, str]:
     return dict(zip(part.locator("dt").all_inner_texts(), part.locator("dd").all_inner_texts(), strict=True))
 
 
@@ -203,8 +203,8 @@ def test_documents_are_uploaded_and_their_pairs_are_shown(own_page: Page, lone: 
     with lone.client() as client:
         query = {"path": path.input_value(), "generate": True, "rows": 10}
         answer = client.get("/data/preview", params=query).raise_for_status().json()["generation"]
-    assert facts_of(pairs)["Documents with pairs"] == f"{answer['documents_with_pairs']} of 3"
-    assert facts_of(pairs)["Pairs"].startswith(f"{answer['found_pairs']} of ")
+    assert read_facts(pairs)["Documents with pairs"] == f"{answer['documents_with_pairs']} of 3"
+    assert read_facts(pairs)["Pairs"].startswith(f"{answer['found_pairs']} of ")
     for pair in answer["examples"]:
         expect(examples.get_by_role("row").filter(has_text=pair["question"]).first).to_contain_text(pair["answer"])
     expect(own_page.get_by_text("The chain is drawn here when")).to_have_count(0)
@@ -266,7 +266,7 @@ def test_jobs_of_a_group_are_together_and_compared(own_page: Page, lone: LoneSer
     field = own_page.get_by_label("Group", exact=True)
     expect(field).to_have_value(GROUP)
     offered = "(input) => [...(input.list?.options ?? [])].map((option) => option.value)"
-    until(lambda: field.evaluate(offered) == [GROUP], 20, "the groups of the tenant")
+    wait_until(lambda: field.evaluate(offered) == [GROUP], 20, "the groups of the tenant")
     with own_page.expect_request(f"**/api/v1/jobs?group={GROUP}") as started:
         own_page.get_by_role("button", name="Start the job").click()
     assert started.value.method == "POST"
@@ -313,7 +313,7 @@ def test_the_check_of_an_older_draft_is_aborted(own_page: Page, lone: LoneServic
         for text in ("older", "newest"):
             with own_page.expect_request("**/api/v1/chains/expand"):
                 name.fill(text)
-        until(lambda: own_page.wait_for_timeout(50) or len(ended) > 0, 10, "the end of the first check")
+        wait_until(lambda: own_page.wait_for_timeout(50) or len(ended) > 0, 10, "the end of the first check")
         expect(state).to_contain_text("checking …")
     expect(state).to_contain_text("would run here", timeout=SLOW_MS)
     outcomes = {text: end for body, end in ended.items() for text in ("older", "newest") if f'"{text}"' in body}

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, expect
 
 from tests.browser.canvas import LINE, centre, node, status, wide_chain
 from tests.browser.dashboard import PAGES
-from tests.flows.real_stack import until
+from tests.flows.real_stack import wait_until
 from trainyard.stores.secret_files import TokenFile
 
 pytestmark = [pytest.mark.browser, pytest.mark.timed]
@@ -62,7 +62,7 @@ def test_the_first_paint_is_soon(visitor: Visitor, path: str) -> None:
         page = visitor.context.new_page()
         page.goto(f"/dashboard{path}")
         expect(page.locator("h1")).to_be_visible()
-        until(lambda page=page: page.evaluate(PAINT) is not None, 10, "the first paint")
+        wait_until(lambda page=page: page.evaluate(PAINT) is not None, 10, "the first paint")
         paints.append(page.evaluate(PAINT))
         page.close()
         if paints[-1] <= PAINT_MS:

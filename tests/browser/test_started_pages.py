@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.dashboard import Audit, DashboardService, PageWatch, open_page
-from tests.flows.real_stack import until
+from tests.flows.real_stack import wait_until
 from trainyard.serve import embedded
 
 pytestmark = [pytest.mark.browser]
@@ -130,11 +130,11 @@ def test_a_question_that_is_cancelled_ends_at_the_model_server(page: Page, servi
     written = page.locator(".side-by-side p").first
     expect(written).to_be_visible(timeout=SLOW_MS)
     before = written.inner_text()
-    until(lambda: written.inner_text() != before, 20, "more of the answer")
+    wait_until(lambda: written.inner_text() != before, 20, "more of the answer")
     server = embedded.instance(service.stack.settings)
     assert server is not None
     cancelled = num_cancelled(server.url)
     page.get_by_role("button", name="Cancel").click()
     expect(written).to_have_count(0)
     expect(page.get_by_role("button", name="Ask both")).to_be_visible()
-    until(lambda: num_cancelled(server.url) == cancelled + 1, 20, "the end of the answer")
+    wait_until(lambda: num_cancelled(server.url) == cancelled + 1, 20, "the end of the answer")

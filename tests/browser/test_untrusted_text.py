@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.browser.conftest import opened_context
+from tests.browser.conftest import open_context
 from tests.browser.dashboard import (
     CORPUS,
     DETAILS,
@@ -86,7 +86,7 @@ def test_real_text_of_others_is_text(kept_page: Page, spoiled: dict[str, str], p
 @pytest.fixture(scope="module")
 def spoiled_page(browser: Browser, service: DashboardService) -> Iterator[KeptPage]:
     """A page that gets no other answers from its first one on: what it keeps of one page, the next one shows, too."""
-    with opened_context(browser, service) as context:
+    with open_context(browser, service) as context:
         log_in(context, service)
         context.route("**/api/v1/**", answer_spoiled)
         yield KeptPage(context.new_page(), PageWatch(service.url))

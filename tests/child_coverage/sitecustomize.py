@@ -22,7 +22,7 @@ BOARD_BYTES = 4 << 20
 REPOSITORY = Path(__file__).parents[2]
 
 
-def module_of(argv: list[str]) -> str:
+def find_module(argv: list[str]) -> str:
     """The module that `python -m` was asked to run, or an empty string."""
     return argv[argv.index("-m") + 1] if "-m" in argv[:-1] else ""
 
@@ -80,5 +80,5 @@ def measure() -> None:
     counter.start()
 
 
-if module_of(sys.orig_argv).startswith(MEASURED):
+if find_module(sys.orig_argv).startswith(MEASURED):
     measure()

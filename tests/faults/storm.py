@@ -34,10 +34,10 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.flows.real_stack import Stack, until
+from tests.flows.real_stack import Stack, wait_until
 from trainyard.data.corpora import Corpora
 from trainyard.errors import TrainyardError
-from trainyard.home import CHECKOUT
+from trainyard.locations import CHECKOUT
 from trainyard.night.training import tenant_root
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import RealFiles
@@ -155,7 +155,7 @@ class Storm:
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if process.environ().get("TRAINYARD_HOME") == home and process.pid != os.getpid():
-                    kind = kind_of(" ".join(process.cmdline()))
+                    kind = classify_command(" ".join(process.cmdline()))
                     processes += [(kind, process)] if kind else []
         return processes
 
@@ -218,7 +218,7 @@ class Storm:
         states = []
         for _ in range(RESUMES):
             with suppress(AssertionError):
-                until(lambda: self.state(run_id) in ENDS, RUN_S, run_id)
+                wait_until(lambda: self.state(run_id) in ENDS, RUN_S, run_id)
             states.append(self.state(run_id))
             if states[-1] == "COMPLETED":
                 return
@@ -235,12 +235,12 @@ class Storm:
 
     def check_orphans(self) -> None:
         with suppress(AssertionError):
-            until(lambda: not self.stack.children(), CALM_S)
+            wait_until(lambda: not self.stack.children(), CALM_S)
         for child in self.stack.children():
             self.violated(f"an orphan is left: {' '.join(child.cmdline())[:200]}")
 
     def check_slots(self) -> None:
-        until(self.stack.slot_is_free, CALM_S, "a free slot")
+        wait_until(self.stack.slot_is_free, CALM_S, "a free slot")
 
     def check_versions(self) -> None:
         registry = AdapterRegistry(self.stack.settings.adapters)
@@ -275,7 +275,7 @@ class Storm:
                         self.violated(f"an empty file is left: {path.relative_to(home)}")
 
 
-def kind_of(command: str) -> str:
+def classify_command(command: str) -> str:
     """What a process of the home is, by its command; empty for what the storm itself started."""
     kinds = {
         "trainyard.prefect_api.draining_worker": "drainer",

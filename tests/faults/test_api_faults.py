@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.flows.real_stack import Stack, kill_tree, until
+from tests.flows.real_stack import Stack, kill_tree, wait_until
 from trainyard.app.services import running
 from trainyard.compute.services import is_healthy
 from trainyard.stores.auth_string import read_auth
@@ -75,7 +75,7 @@ def client(stack: Stack) -> Client:
     return Client(stack)
 
 
-def steps_of(data: Any) -> list[int]:
+def list_steps(data: Any) -> list[int]:
     return [point["step"] for point in data.get("points", [])]
 
 
@@ -85,7 +85,7 @@ def read_until_it_breaks(client: Client, job: str, pid: int) -> tuple[str, list[
     last_id = ""
     try:
         for last, event, data in client.events(job):
-            last_id, seen = last, seen + steps_of(data)
+            last_id, seen = last, seen + list_steps(data)
             if event == "points" and len(seen) > 10:
                 kill_tree(pid)
     except (httpx.RemoteProtocolError, httpx.ReadError):
@@ -104,10 +104,10 @@ def test_the_api_is_killed_and_its_clients_miss_nothing(stack: Stack, client: Cl
     api = running(stack.settings, "api")
     assert api is not None
     last, seen = read_until_it_breaks(client, job["id"], api.pid)
-    until(lambda: api_is_back(stack, api.pid), BACK_S, "the API's return")
+    wait_until(lambda: api_is_back(stack, api.pid), BACK_S, "the API's return")
     assert client.create("one", max_steps=STEPS)["run_id"] == job["run_id"]  # sent again: the same job
     for _, event, data in client.events(job["id"], last):
-        seen += steps_of(data)
+        seen += list_steps(data)
         if event == "end":
             assert data["state"] == "completed"
     assert seen[-STEPS // 2 :] == sorted(set(seen[-STEPS // 2 :]))
@@ -130,12 +130,12 @@ def test_prefect_is_killed_and_jobs_are_shown_meanwhile(stack: Stack, client: Cl
     assert refused.status_code in (200, 503)  # 200 if the watchdog was quick
     assert refused.status_code == 200 or int(refused.headers["retry-after"]) > 0
     assert time.monotonic() - began < 30
-    until(
+    wait_until(
         lambda: (process := running(stack.settings, "server")) is not None and process.answers(), BACK_S, "the server"
     )
-    until(lambda: client.ask("GET", f"/jobs/{job['id']}").json()["as_of"] is None, BACK_S, "an index in step")
+    wait_until(lambda: client.ask("GET", f"/jobs/{job['id']}").json()["as_of"] is None, BACK_S, "an index in step")
     if refused.status_code == 200:
-        until(lambda: client.ask("GET", f"/jobs/{job['id']}").json()["state"] == "paused", 60, "the pause")
+        wait_until(lambda: client.ask("GET", f"/jobs/{job['id']}").json()["state"] == "paused", 60, "the pause")
         assert client.ask("POST", f"/jobs/{job['id']}/resume", json={}).status_code == 200
     stack.finish(job["run_id"])
 
@@ -147,10 +147,10 @@ def test_the_process_of_a_session_is_killed_and_the_session_continues(stack: Sta
     assert created.status_code == 202, created.text
     session = f"/sessions/{created.json()['id']}"
 
-    def state() -> str:
+    def read_state() -> str:
         return str(client.ask("GET", session).json()["state"])
 
-    until(lambda: state() == "open", 120, "the session")
+    wait_until(lambda: read_state() == "open", 120, "the session")
     rows = [{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}]
     forward = client.ask("POST", f"{session}/forward", json={"rows": rows})
     assert forward.status_code == 200, forward.text
@@ -161,10 +161,10 @@ def test_the_process_of_a_session_is_killed_and_the_session_continues(stack: Sta
     assert client.ask("POST", f"{session}/save", json={"name": "one"}).status_code == 200
     for child in stack.children():
         child.kill()
-    until(lambda: state() not in ("open", "pending"), 120, "the session's end")
+    wait_until(lambda: read_state() not in ("open", "pending"), 120, "the session's end")
     assert is_healthy(client.url)
     assert client.ask("POST", f"{session}/resume", json={}).status_code == 202
-    until(lambda: state() == "open", 120, "the session's return")
+    wait_until(lambda: read_state() == "open", 120, "the session's return")
     assert client.ask("POST", f"{session}/load", json={"name": "one"}).status_code == 200
     assert client.ask("GET", session).json()["global_step"] == 1
     again = client.ask("POST", f"{session}/forward", json={"rows": rows})

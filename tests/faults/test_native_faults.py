@@ -33,7 +33,7 @@ def whole(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return train_as_child(jobs(**CONFIG), tmp_path_factory.mktemp("whole"))
 
 
-def killed_at(fault: str, jobs: Jobs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+def train_killed_at(fault: str, jobs: Jobs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     """Kill the first start at `fault`, then start again without touching anything."""
     job = jobs(**CONFIG)
     monkeypatch.setenv("TRAINYARD_FAULT", fault)
@@ -59,7 +59,7 @@ def test_killed_at_a_random_step(
     seed: int, jobs: Jobs, whole: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = random.Random(seed).randint(1, STEPS - 1)
-    assert_same(killed_at(f"step.{step}", jobs, tmp_path, monkeypatch), whole)
+    assert_same(train_killed_at(f"step.{step}", jobs, tmp_path, monkeypatch), whole)
 
 
 @pytest.mark.parametrize("point", [pytest.param(point, marks=later) for point in POINTS])
@@ -67,7 +67,7 @@ def test_killed_at_each_point_of_a_checkpoint(
     point: str, jobs: Jobs, whole: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = 1 if point == "result.written" else random.Random(point).randint(1, 3)
-    assert_same(killed_at(f"{point}#{passes}", jobs, tmp_path, monkeypatch), whole)
+    assert_same(train_killed_at(f"{point}#{passes}", jobs, tmp_path, monkeypatch), whole)
 
 
 @pytest.mark.faults
@@ -80,7 +80,7 @@ def test_killed_in_the_middle_of_an_evaluation(jobs: Jobs, tmp_path: Path, monke
     monkeypatch.setitem(CONFIG, "eval", eval_settings)
     monkeypatch.setitem(CONFIG, "hyperparameters", hyper)
     whole = train_as_child(jobs(**CONFIG), tmp_path / "whole")
-    ran = killed_at("evaluation.6", jobs, tmp_path / "killed", monkeypatch)
+    ran = train_killed_at("evaluation.6", jobs, tmp_path / "killed", monkeypatch)
     assert ran.record["evaluation"] == whole.record["evaluation"]
     assert ran.record["losses"] == whole.record["losses"]
     name = "adapter_model.safetensors"

@@ -32,7 +32,7 @@ def program(folder: Path, *more: str, fault: str = "") -> subprocess.CompletedPr
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> dict[str, Any]:
     return json.loads(program(folder, "--state").stdout)
 
 
@@ -44,16 +44,16 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
     after = before.with_name("after")
     shutil.copytree(before, after)
     assert program(after).returncode == 0
-    return before, state(after)
+    return before, read_state(after)
 
 
-def killed_and_run_again(fault: str, before: Path, folder: Path) -> dict[str, Any]:
+def kill_and_run_again(fault: str, before: Path, folder: Path) -> dict[str, Any]:
     shutil.copytree(before, folder)
     first = program(folder, fault=fault)
     assert first.returncode == KILLED, f"{fault} was never passed: {first.stdout} {first.stderr}"
     second = program(folder)
     assert second.returncode == 0, second.stdout + second.stderr
-    return state(folder)
+    return read_state(folder)
 
 
 def same(result: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def same(result: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("fault", EVERY)
 def test_killed_at_every_point(fault: str, uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     before, expected = uninterrupted
-    same(killed_and_run_again(fault, before, tmp_path / "night"), expected)
+    same(kill_and_run_again(fault, before, tmp_path / "night"), expected)
 
 
 def test_there_are_points_enough() -> None:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.flows.real_stack import STEPS, Stack, kill_tree, until
+from tests.flows.real_stack import STEPS, Stack, kill_tree, wait_until
 from trainyard.app.services import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack faults")]
@@ -29,7 +29,7 @@ def whole(stack: Stack) -> str:
     return stack.finish(stack.start_job())
 
 
-def at_work(stack: Stack, seed: int) -> str:
+def start_job(stack: Stack, seed: int) -> str:
     """A job that is somewhere between its first steps and half of its way."""
     run_id = stack.start_job()
     stack.wait_for_step(run_id, random.Random(seed).randint(2, STEPS // 2))
@@ -37,8 +37,8 @@ def at_work(stack: Stack, seed: int) -> str:
 
 
 def assert_nothing_left(stack: Stack) -> None:
-    until(lambda: not stack.children(), 60, "the end of the children")
-    until(stack.slot_is_free, 120, "a free slot")
+    wait_until(lambda: not stack.children(), 60, "the end of the children")
+    wait_until(stack.slot_is_free, 120, "a free slot")
 
 
 def assert_ends_as(stack: Stack, run_id: str, whole: str) -> None:
@@ -50,7 +50,7 @@ def assert_ends_as(stack: Stack, run_id: str, whole: str) -> None:
 
 @pytest.mark.parametrize("seed", seeds(8))
 def test_cancelled(seed: int, stack: Stack, whole: str) -> None:
-    run_id = at_work(stack, seed)
+    run_id = start_job(stack, seed)
     stack.json("jobs", "cancel", run_id)
     assert stack.state_of(run_id)["type"] == "CANCELLED"
     assert_nothing_left(stack)
@@ -60,7 +60,7 @@ def test_cancelled(seed: int, stack: Stack, whole: str) -> None:
 
 @pytest.mark.parametrize("seed", seeds(8))
 def test_the_process_of_a_run_is_killed(seed: int, stack: Stack, whole: str) -> None:
-    run_id = at_work(stack, seed)
+    run_id = start_job(stack, seed)
     stack.flow_process(run_id).kill()
     assert stack.wait_for_state(run_id, "CRASHED", seconds=120) < 120
     assert_nothing_left(stack)
@@ -70,7 +70,7 @@ def test_the_process_of_a_run_is_killed(seed: int, stack: Stack, whole: str) -> 
 
 @pytest.mark.parametrize("seed", seeds(4))
 def test_the_worker_is_killed_with_all_below_it(seed: int, stack: Stack, whole: str) -> None:
-    run_id = at_work(stack, seed)
+    run_id = start_job(stack, seed)
     worker = running(stack.settings, "worker")
     assert worker is not None
     kill_tree(worker.pid)
@@ -85,7 +85,7 @@ def test_the_worker_is_killed_with_all_below_it(seed: int, stack: Stack, whole: 
 @pytest.mark.parametrize("seed", seeds(2))
 def test_the_server_is_killed_and_comes_back(seed: int, outage_s: int, stack: Stack, whole: str) -> None:
     """The training goes on, or ends, while the server is away; a minute after its return both say the same."""
-    run_id = at_work(stack, seed)
+    run_id = start_job(stack, seed)
     server = running(stack.settings, "server")
     assert server is not None
     kill_tree(server.pid)

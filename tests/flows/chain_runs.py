@@ -37,7 +37,7 @@ def fill_working_folder(
     return folder
 
 
-def result_of(state: State[Any]) -> RunResult:
+def read_run_result(state: State[Any]) -> RunResult:
     result = read_result(settings().runs / str(state.state_details.flow_run_id))
     assert result is not None
     return result
@@ -51,14 +51,14 @@ def complete(spec: ChainSpec) -> RunResult:
 
     state = asyncio.run(run())
     assert state.is_completed(), state.message
-    return result_of(state)
+    return read_run_result(state)
 
 
 def complete_nodes(*nodes: dict[str, Any]) -> RunResult:
     return complete(ChainSpec.model_validate({"name": "test", "nodes": nodes}))
 
 
-def record_of(result: RunResult, node: str = "trainer") -> dict[str, Any]:
+def read_record(result: RunResult, node: str = "trainer") -> dict[str, Any]:
     """What a trainer wrote next to its weights."""
     (output,) = result.node(node).outputs.values()
     record: dict[str, Any] = json.loads((output.path / "training.json").read_text(encoding="utf-8"))

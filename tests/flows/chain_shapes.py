@@ -75,7 +75,7 @@ async def shape(chain: ResolvedChain) -> State[dict[str, Any]]:
     return await walk(chain, {"data_source": imitation})
 
 
-def chain_of(edges: Mapping[str, Sequence[str]], path: Path) -> ResolvedChain:
+def build_chain(edges: Mapping[str, Sequence[str]], path: Path) -> ResolvedChain:
     """A chain whose nodes read `path`; `edges` maps each id to the ids before it, in topological order."""
     path.mkdir(parents=True, exist_ok=True)
     nodes = tuple(

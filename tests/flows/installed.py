@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from tests.conftest import REPOSITORY
-from tests.flows.real_stack import until
+from tests.flows.real_stack import wait_until
 from trainyard.app.run_records import RunResult, read_result
 from trainyard.app.services import prefect_environment, running
 from trainyard.settings import Settings
@@ -128,17 +128,17 @@ class Installed:
     def finish(self, run_id: str) -> RunResult | None:
         """Wait until a run is completed; returns its result, where it was a chain."""
 
-        def state() -> dict[str, Any]:
+        def read_state() -> dict[str, Any]:
             run_state: dict[str, Any] = self.request("GET", f"flow_runs/{run_id}")["state"]
             return run_state
 
-        until(lambda: state()["type"] in ENDED, PATIENCE_S, f"the run {run_id}")
-        assert state()["type"] == "COMPLETED", state()["message"]
+        wait_until(lambda: read_state()["type"] in ENDED, PATIENCE_S, f"the run {run_id}")
+        assert read_state()["type"] == "COMPLETED", read_state()["message"]
         return read_result(self.settings.runs / run_id)
 
 
 @contextmanager
-def installed_stack(folder: Path, model: Path, **variables: str) -> Iterator[Installed]:
+def open_installed_stack(folder: Path, model: Path, **variables: str) -> Iterator[Installed]:
     """The installed package with everything up that `trainyard up` starts; nothing of it is left at the end."""
     installed = Installed(folder, model, **variables)
     try:

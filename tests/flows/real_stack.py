@@ -32,7 +32,7 @@ STEPS, SAVE_STEPS, ACCUMULATION = 400, 50, 8
 """Long enough for a command to reach a training in the middle, which takes some 3 of its 40 s."""
 
 
-def until(condition: Callable[[], Any], seconds: float, description: str = "it", *, every_s: float = 0.1) -> float:
+def wait_until(condition: Callable[[], Any], seconds: float, description: str = "it", *, every_s: float = 0.1) -> float:
     """Wait for a condition and return how long it took."""
     started = time.monotonic()
     while not condition():
@@ -137,12 +137,12 @@ class Stack:
         return works[-1].progress().step if works else 0
 
     def wait_for_step(self, run_id: str, step: int = 1) -> None:
-        until(lambda: self.step(run_id) >= step, 120, "the training")
+        wait_until(lambda: self.step(run_id) >= step, 120, "the training")
 
     def wait_for_state(self, run_id: str, *types: str, seconds: float = 120) -> float:
         """Wait until the run is in one of Prefect's state types."""
         try:
-            return until(lambda: self.state_of(run_id)["type"] in types, seconds, f"becoming {'/'.join(types)}")
+            return wait_until(lambda: self.state_of(run_id)["type"] in types, seconds, f"becoming {'/'.join(types)}")
         except AssertionError as error:
             state = self.state_of(run_id)
             is_in = f"it is {state['name']} since {state['timestamp']}: {state['message']}"
@@ -155,7 +155,7 @@ class Stack:
         address = f"{self.api_url()}/flow_runs/{run_id}/set_state"
         answer = httpx.post(address, json={"state": state}, headers=self.credentials(), timeout=20)
         assert answer.json()["status"] == "ACCEPT", answer.text
-        until(lambda: not process.is_running(), 60, "the process's end")
+        wait_until(lambda: not process.is_running(), 60, "the process's end")
 
     def api_url(self) -> str:
         server = running(self.settings, "server")
@@ -185,7 +185,7 @@ class Stack:
         name = f"device:{socket.gethostname()}:0"
         limit = self.request_prefect(f"v2/concurrency_limits/{name}")
         locks = [self.settings.services / "slot-0.lock", self.settings.services / "devices" / "cpu-0.lock"]
-        return limit["active_slots"] == 0 and all(map(unlocked, locks))
+        return limit["active_slots"] == 0 and all(map(is_unlocked, locks))
 
     def events(self, run_id: str, name: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.settings.runs / run_id) if event["event"] == name]
@@ -217,7 +217,7 @@ def standing(folder: Path, model: Path, prepare: Callable[[Stack], None] = lambd
     assert not stack.children()
 
 
-def unlocked(path: Path) -> bool:
+def is_unlocked(path: Path) -> bool:
     if not path.exists():
         return True
     with path.open() as stream:

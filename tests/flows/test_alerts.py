@@ -21,7 +21,7 @@ from prefect.states import Completed, Failed
 from flows.qa_pipeline import qa_pipeline
 from trainyard.compute.monitor import GpuMonitor, read_nvidia
 from trainyard.errors import InvalidInput
-from trainyard.prefect_api import alert_blocks, server
+from trainyard.prefect_api import alerts, server
 from trainyard.prefect_api.alerts import DiskWatch, GpuWatch
 from trainyard.settings import Settings, load_settings, settings
 from trainyard.testing.gpu_tools import SimulatedGpu, SimulatedNvml
@@ -89,20 +89,18 @@ def alerting(home: Any, listener: Listener, prefect_client: SyncPrefectClient) -
     )
     alert_settings = load_settings(alerts=(save(Webhook(url=listener.url)), save(notification)))
     server.bootstrap(alert_settings)
-    alert_blocks.ensure_alerts(alert_settings)
+    alerts.ensure_alerts(alert_settings)
     deployment = qa_pipeline.to_deployment(name="alerting")
     deployment.entrypoint = "flows/qa_pipeline.py:qa_pipeline"
     deployment.apply(work_pool_name=alert_settings.work_pool)
     yield alert_settings
-    alert_blocks.ensure_alerts(settings())
+    alerts.ensure_alerts(settings())
 
 
 def read_automations(client: SyncPrefectClient) -> dict[str, dict[str, Any]]:
     automations = client.request("POST", "/automations/filter", json={}).json()
     return {
-        automation["name"]: automation
-        for automation in automations
-        if automation["name"].startswith(alert_blocks.PREFIX)
+        automation["name"]: automation for automation in automations if automation["name"].startswith(alerts.PREFIX)
     }
 
 
@@ -187,13 +185,13 @@ def test_an_alert_that_is_off_stays_off_and_without_blocks_there_is_none(
     alerting: Settings, prefect_client: SyncPrefectClient
 ) -> None:
     automations = read_automations(prefect_client)
-    assert set(automations) == {alert_blocks.PREFIX + alert.name for alert in alert_blocks.ALERTS}
-    automation = automations[f"{alert_blocks.PREFIX}disk low"]
+    assert set(automations) == {alerts.PREFIX + alert.name for alert in alerts.ALERTS}
+    automation = automations[f"{alerts.PREFIX}disk low"]
     prefect_client.request("PATCH", "/automations/{id}", path_params={"id": automation["id"]}, json={"enabled": False})
-    alert_blocks.ensure_alerts(alerting.model_copy(update={"alerts": alerting.alerts[:1]}))
+    alerts.ensure_alerts(alerting.model_copy(update={"alerts": alerting.alerts[:1]}))
     changed = read_automations(prefect_client)[automation["name"]]
     assert (changed["id"], changed["enabled"], len(changed["actions"])) == (automation["id"], False, 1)
-    alert_blocks.ensure_alerts(settings())
+    alerts.ensure_alerts(settings())
     assert read_automations(prefect_client) == {}
 
 
@@ -201,4 +199,4 @@ def test_an_alert_that_is_off_stays_off_and_without_blocks_there_is_none(
 def test_a_block_that_is_missing_or_silent_is_refused(home: Any, make: bool, problem: str) -> None:
     name = save(Secret(value="x")) if make else "webhook/nobody"
     with pytest.raises(InvalidInput, match=f"E-SETTINGS.*{name}.*{problem}"):
-        alert_blocks.ensure_alerts(load_settings(alerts=(name,)))
+        alerts.ensure_alerts(load_settings(alerts=(name,)))

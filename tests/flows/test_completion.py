@@ -22,7 +22,7 @@ from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.testing.vllm_program import ENGINE_FILE, vllm_program
 
 
-def context_of(config: AiGeneratorConfig, folder: Path, settings: Settings) -> NodeContext:
+def make_context(config: AiGeneratorConfig, folder: Path, settings: Settings) -> NodeContext:
     run = RunInfo("a-run", "chain", "default", str(folder))
     record = RunRecord(folder)
     record.begin({})
@@ -30,7 +30,7 @@ def context_of(config: AiGeneratorConfig, folder: Path, settings: Settings) -> N
     return NodeContext(node, {}, run, settings, record, logging.getLogger(__name__))
 
 
-def one_gpu() -> GpuReadings:
+def read_one_gpu() -> GpuReadings:
     return GpuReadings("ok", "1.0", (Gpu(0, "a GPU", "GPU-0", 16_000, 0, 0, ()),))
 
 
@@ -39,8 +39,8 @@ async def test_the_engine_vllm_answers_inside_the_block_only(
 ) -> None:
     vllm_program(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    context = context_of(AiGeneratorConfig(model="org/writer", engine="vllm"), tmp_path / "run", Settings(home=home))
-    with completion(context, one_gpu) as complete:
+    context = make_context(AiGeneratorConfig(model="org/writer", engine="vllm"), tmp_path / "run", Settings(home=home))
+    with completion(context, read_one_gpu) as complete:
         assert isinstance(complete, Completer)
         async with complete:
             assert await complete([{"role": "user", "content": "Hello"}], None, 1) == "Reply 0."
@@ -53,6 +53,6 @@ async def test_the_engine_vllm_answers_inside_the_block_only(
 
 
 def test_without_a_gpu_the_engine_vllm_is_refused(home: Path, tmp_path: Path) -> None:
-    context = context_of(AiGeneratorConfig(model="org/writer", engine="vllm"), tmp_path / "run", Settings(home=home))
+    context = make_context(AiGeneratorConfig(model="org/writer", engine="vllm"), tmp_path / "run", Settings(home=home))
     with pytest.raises(Unavailable, match="R-DEVICE"), completion(context, lambda: GpuReadings("no NVIDIA driver")):
         pytest.fail("nothing answers")

@@ -11,9 +11,9 @@ from prefect.client.orchestration import get_client
 
 from trainyard.compute.lease import holder, slot_lock
 from trainyard.compute.supervise import DesiredState
-from trainyard.prefect_api.control import make_state_reader
 from trainyard.prefect_api.server import bootstrap, limit_name
 from trainyard.prefect_api.slots import device_slots
+from trainyard.prefect_api.states import make_state_reader
 from trainyard.settings import settings
 
 pytestmark = pytest.mark.usefixtures("prefect")

@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from flows.training_job import training_job
 from tests.conftest import REPOSITORY
-from tests.flows.chain_runs import result_of
+from tests.flows.chain_runs import read_run_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
 from trainyard.spec.axes.backends import BackendName
@@ -109,7 +109,7 @@ async def test_a_chain_trains_on_it(
     with commands_below() as commands:
         state: State[Any] = await training_job(job, return_state=True)
     assert state.is_completed(), state.message
-    result = result_of(state)
+    result = read_run_result(state)
     assert result.state is JobState.COMPLETED
     trained = result.node("trainer")
     (output,) = trained.outputs.values()

@@ -54,25 +54,25 @@ REQUIRED: dict[str, dict[str, Any]] = {
 """Parameters without a default."""
 
 
-def load(deployment: dict[str, Any]) -> Flow[..., Any]:
+def load_flow(deployment: dict[str, Any]) -> Flow[..., Any]:
     return load_flow_from_entrypoint(str(REPOSITORY / deployment["entrypoint"]))
 
 
-FLOWS = {load(deployment).name: load(deployment) for deployment in YAML["deployments"]}
+FLOWS = {load_flow(deployment).name: load_flow(deployment) for deployment in YAML["deployments"]}
 
 
-def schema_of(name: str) -> dict[str, Any]:
+def build_schema(name: str) -> dict[str, Any]:
     return parameter_schema(FLOWS[name].fn).model_dump_for_openapi()
 
 
 def violations(name: str, parameters: dict[str, Any]) -> list[str]:
     """What the server would answer to these parameters, by the schema of the flow's form."""
-    schema = {**schema_of(name), "additionalProperties": False}
+    schema = {**build_schema(name), "additionalProperties": False}
     return [error.message for error in Draft202012Validator(schema).iter_errors(parameters)]
 
 
 def test_prefect_yaml_names_exactly_the_deployments_that_are_promised() -> None:
-    assert {f"{load(deployment).name}/{deployment['name']}" for deployment in YAML["deployments"]} == EXPECTED
+    assert {f"{load_flow(deployment).name}/{deployment['name']}" for deployment in YAML["deployments"]} == EXPECTED
 
 
 @pytest.mark.parametrize("deployment", YAML["deployments"], ids=lambda deployment: deployment["entrypoint"])
@@ -86,7 +86,8 @@ def test_a_deployment_has_no_key_that_prefect_would_ignore(deployment: dict[str,
     }
     assert (
         violations(
-            load(deployment).name, {**REQUIRED.get(load(deployment).name, {}), **deployment.get("parameters", {})}
+            load_flow(deployment).name,
+            {**REQUIRED.get(load_flow(deployment).name, {}), **deployment.get("parameters", {})},
         )
         == []
     )
@@ -104,18 +105,18 @@ def test_prefect_accepts_every_schedule() -> None:
     assert all(schedule.slug and not schedule.active for schedule in schedules)
 
 
-def without_texts(schema: Any) -> Any:
+def strip_texts(schema: Any) -> Any:
     if isinstance(schema, dict):
-        return {key: without_texts(value) for key, value in schema.items() if key != "description"}
-    return [without_texts(value) for value in schema] if isinstance(schema, list) else schema
+        return {key: strip_texts(value) for key, value in schema.items() if key != "description"}
+    return [strip_texts(value) for value in schema] if isinstance(schema, list) else schema
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_prefect_shows_the_same_form_as_before(name: str) -> None:
     """What a change of a template's form changes for its users shows here."""
     golden = json.loads((REPOSITORY / "tests" / "golden" / "template_forms.json").read_text(encoding="utf-8"))
-    schema = schema_of(name)
-    assert without_texts(schema) == golden[name]
+    schema = build_schema(name)
+    assert strip_texts(schema) == golden[name]
     assert len(schema["properties"]) <= 9
     for field, info in TEMPLATES[name].model.model_fields.items():
         assert schema["properties"][field].get("description", info.description) == info.description
@@ -132,7 +133,7 @@ def test_the_page_of_a_flow_explains_every_parameter(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_form_explains_every_field(name: str) -> None:
-    schema = schema_of(name)
+    schema = build_schema(name)
     for field, field_schema in schema["properties"].items():
         group = schema["definitions"].get(field_schema.get("$ref", "").rpartition("/")[2], {})
         assert field_schema.get("description") or group.get("description"), field
@@ -140,7 +141,7 @@ def test_a_form_explains_every_field(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_defaults_of_a_form_are_accepted_by_its_own_schema(name: str) -> None:
-    schema = schema_of(name)
+    schema = build_schema(name)
     defaults = {key: value["default"] for key, value in schema["properties"].items() if "default" in value}
     assert violations(name, {**defaults, **REQUIRED.get(name, {})}) == []
     build_template(name, {**defaults, **REQUIRED.get(name, {})})

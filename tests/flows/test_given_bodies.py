@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.training_job import training_job
 from tests.conftest import REPOSITORY
-from tests.flows.chain_runs import record_of
+from tests.flows.chain_runs import read_record
 from trainyard.app.run_records import RunResult, read_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
@@ -48,7 +48,7 @@ print(json.dumps({"run": str(state.state_details.flow_run_id), "message": state.
 """A process of its own: where the cache of the hub is, is read when the hub's library is imported."""
 
 
-def body(name: str, data: Path) -> dict[str, Any]:
+def read_body(name: str, data: Path) -> dict[str, Any]:
     text = (BODIES / f"{name}.json").read_text(encoding="utf-8")
     job_body: dict[str, Any] = json.loads(text.replace('"/data/', f'"{data}/'))
     return job_body
@@ -67,7 +67,7 @@ def carry_out(tmp_path: Path, data: Path, tiny_model: Path, home: Path) -> Calla
     """Carries a body out and returns what its run left."""
 
     def run(name: str, **variables: str) -> RunResult:
-        job_body = body(name, data)
+        job_body = read_body(name, data)
         if "base_model" in job_body:
             snapshot = tmp_path / "hub" / f"models--{job_body['base_model'].replace('/', '--')}" / "snapshots" / "a1"
             snapshot.parent.mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_the_lora_job_on_mlx(carry_out: Callable[..., RunResult], data: Path) ->
     needs("mlx")
     rows = [{"instruction": f"Name node {n}.", "input": "", "output": f"Node {n} reads pairs."} for n in range(16)]
     write_rows(data / "train.jsonl", rows)
-    record = record_of(carry_out("lora-job-mlx"))
+    record = read_record(carry_out("lora-job-mlx"))
     assert (record["stage"], record["method"], record["backend"]) == ("sft", "lora", "mlx")
     assert record["steps"] == 16 // 4 * 3
     assert (record["lora"]["rank"], record["lora"]["alpha"]) == (16, 32)
@@ -138,7 +138,7 @@ def test_the_dpo_job_on_trl(carry_out: Callable[..., RunResult], data: Path) -> 
         for n in range(8)
     ]
     write_rows(data / "preferences.jsonl", rows)
-    record = record_of(carry_out("dpo-job-trl"))
+    record = read_record(carry_out("dpo-job-trl"))
     assert (record["stage"], record["method"], record["backend"]) == ("dpo", "lora", "trl")
     assert record["steps"] == 8 // 2
     assert record["hyperparameters"]["learning_rate"] == 5e-5
@@ -164,14 +164,14 @@ def test_the_chain_of_three_nodes(carry_out: Callable[..., RunResult], data: Pat
     rows = result.node("ai-generator").outputs[Port.SFT].rows
     assert rows is not None
     assert rows > 0
-    record = record_of(result)
+    record = read_record(result)
     assert (record["backend"], record["method"]) == ("unsloth", "lora")
     assert record["final_loss"] < record["first_loss"]
 
 
 async def test_a_job_at_a_data_worker_is_refused(data: Path) -> None:
     settings.cache_clear()
-    state = await training_job(JobSpec.model_validate(body("job-data-worker", data)), return_state=True)
+    state = await training_job(JobSpec.model_validate(read_body("job-data-worker", data)), return_state=True)
     assert state.is_failed()
     assert "R-DATA-WORKER" in str(state.message)
     assert "http://dataworker1:8892" in str(state.message)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.chain_runs import complete_nodes, fill_working_folder, record_of, twice
+from tests.flows.chain_runs import complete_nodes, fill_working_folder, read_record, twice
 from trainyard.settings import settings
 from trainyard.stores.adapters import AdapterRegistry
 
@@ -38,7 +38,7 @@ def test_grpo_after_sft_becomes_a_version_that_is_live(work: Path) -> None:
         {"type": "deployer", "config": {"role": "counter", "few_rows": "allow"}},
     )
     trained = result.node("trainer-2")
-    record = record_of(result, "trainer-2")
+    record = read_record(result, "trainer-2")
     assert (record["stage"], [ancestor["stage"] for ancestor in record["lineage"]]) == ("grpo", [None, "sft"])
     tokens = trained.facts["data"]["tokens"]
     assert tokens["read"] == sum(tokens[part] for part in ("trained", "masked", "truncated", "dropped"))

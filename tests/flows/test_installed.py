@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.flows.chain_runs import record_of
-from tests.flows.installed import Installed, installed_stack
+from tests.flows.chain_runs import read_record
+from tests.flows.installed import Installed, open_installed_stack
 from trainyard.app.run_records import NodeState, RunResult
 from trainyard.data.corpora import Corpora
 from trainyard.night.report import read_report
@@ -103,7 +103,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
     with ScriptedServer(then=ok(writer.reply)) as server:
         endpoints = json.dumps({"writer": {"base_url": server.url}})
         folder = tmp_path_factory.mktemp("installed")
-        with installed_stack(folder, tiny_model, TRAINYARD_ENDPOINTS=endpoints) as installed:
+        with open_installed_stack(folder, tiny_model, TRAINYARD_ENDPOINTS=endpoints) as installed:
             yield Runs(installed, writer, start_all(installed))
 
 
@@ -186,7 +186,7 @@ def test_the_package_is_the_installed_one_and_checks_and_plans(runs: Runs) -> No
 
 def test_alignment_starts_its_dpo_at_ln_2_and_the_second_adapter_answers(runs: Runs) -> None:
     result = runs.result("alignment-pipeline")
-    first, second = record_of(result, "trainer"), record_of(result, "trainer-2")
+    first, second = read_record(result, "trainer"), read_record(result, "trainer-2")
     assert (first["stage"], second["stage"]) == ("sft", "dpo")
     assert abs(second["losses"][0][1] - math.log(2)) < 1e-3
     url = embedded.find_running(runs.installed.settings)
@@ -202,7 +202,7 @@ def test_alignment_starts_its_dpo_at_ln_2_and_the_second_adapter_answers(runs: R
 
 def test_rlhf_trains_a_policy_with_the_scores_of_its_reward_model(runs: Runs) -> None:
     result = runs.result("rlhf")
-    sft, reward, ppo = (record_of(result, name) for name in ("trainer", "trainer-2", "trainer-3"))
+    sft, reward, ppo = (read_record(result, name) for name in ("trainer", "trainer-2", "trainer-3"))
     assert (sft["stage"], reward["stage"], ppo["stage"], ppo["steps"]) == ("sft", "reward", "ppo", 2)
     assert ppo["lineage"] == reward["lineage"]  # both continue the examples
     assert ppo["reward_model_sha256"]
@@ -210,7 +210,7 @@ def test_rlhf_trains_a_policy_with_the_scores_of_its_reward_model(runs: Runs) ->
 
 def test_grpo_continues_the_examples_with_a_verifier(runs: Runs) -> None:
     result = runs.result("grpo")
-    second = record_of(result, "trainer-2")
+    second = read_record(result, "trainer-2")
     assert (second["stage"], second["steps"]) == ("grpo", 2)
     assert [ancestor["stage"] for ancestor in second["lineage"]] == [None, "sft"]
 
@@ -220,19 +220,19 @@ def test_rag_drops_every_planted_hallucination_and_trains_on_the_rest(runs: Runs
     validated = result.node("validator").facts["sft"]
     assert runs.writer.planted >= 4
     assert validated["dropped"]["ungrounded"] == 3 * runs.writer.planted
-    assert record_of(result, "trainer")["steps"] > 0
+    assert read_record(result, "trainer")["steps"] > 0
 
 
 def test_code_is_learnt_and_evaluated(runs: Runs) -> None:
     result = runs.result("code-tuning")
-    assert record_of(result, "trainer")["final_loss"] > 0
+    assert read_record(result, "trainer")["final_loss"] > 0
     assert result.node("evaluator").state is NodeState.COMPLETED
     assert result.node("evaluator").facts
 
 
 def test_questions_and_answers_become_a_version(runs: Runs) -> None:
     result = runs.result("qa-pipeline")
-    assert record_of(result, "trainer")["steps"] > 0
+    assert read_record(result, "trainer")["steps"] > 0
     assert AdapterRegistry(runs.installed.settings.adapters).show("default/qa").name == "default/qa/v1"
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from tests.flows.real_stack import STEPS, Stack, until
+from tests.flows.real_stack import STEPS, Stack, wait_until
 from trainyard.app.training_logs import find_training_logs
 from trainyard.compute.events import read_events as trainer_events
 
@@ -36,8 +36,8 @@ def test_a_paused_job_frees_everything_and_ends_in_the_same_bits(stack: Stack, w
         command = pool.submit(stack.json, "jobs", "pause", run_id)
         stack.wait_for_state(run_id, "PAUSED")
         started = time.monotonic()
-        until(lambda: not process.is_running(), 15, "the process's end")
-        until(stack.slot_is_free, 15, "a free slot")
+        wait_until(lambda: not process.is_running(), 15, "the process's end")
+        wait_until(stack.slot_is_free, 15, "a free slot")
         assert time.monotonic() - started <= 15
         paused = command.result()
     assert (paused["state"], paused["detail"]) == ("paused", "")
@@ -121,7 +121,7 @@ def test_a_cancelled_job_has_saved_and_can_go_on(stack: Stack, whole: str) -> No
     assert pausing.returncode == 4
     assert "cancel" in pausing.stderr
     assert stack.wait_for_state(run_id, "CANCELLED", seconds=30) < 30
-    until(lambda: not stack.children(), 10, "the child's end")
+    wait_until(lambda: not stack.children(), 10, "the child's end")
     detail = stack.json("jobs", "show", run_id)
     assert detail["trainings"][0]["checkpoints"]
     stack.json("jobs", "resume", run_id)
@@ -133,7 +133,7 @@ def test_sigterm_from_outside_is_a_preemption_that_continues_by_itself(stack: St
     stack.wait_for_step(run_id, 30)
     process = stack.flow_process(run_id)
     process.terminate()
-    assert until(lambda: not process.is_running(), 30, "the process's end") < 30
+    assert wait_until(lambda: not process.is_running(), 30, "the process's end") < 30
     state = stack.state_of(run_id)
     assert (state["type"], state["name"]) == ("SCHEDULED", "Preempted")
     assert stack.finish(run_id) == whole

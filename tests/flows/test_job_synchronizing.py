@@ -52,7 +52,7 @@ def put(run_id: str, state: Any) -> None:
         client.set_flow_run_state(UUID(run_id), state, force=True)
 
 
-def listed(context: Context, **query: Any) -> jobs.JobList:  # noqa: F811
+def list_jobs(context: Context, **query: Any) -> jobs.JobList:  # noqa: F811
     return jobs.list_jobs(jobs.requests.JobsInput(**query), context)
 
 
@@ -80,11 +80,11 @@ def test_lists_and_details_are_the_same_from_both(here: Context) -> None:
         {"stage": "sft", "limit": 2},
     ]
     queries = [{"name": created[2].name} if "name" in query else query for query in queries]
-    by_prefect = [listed(here, **query) for query in queries]
+    by_prefect = [list_jobs(here, **query) for query in queries]
     details = [jobs.show_job(jobs.requests.JobInput(job=job.id), here) for job in created]
     assert Synchronizer(here.settings, print).attempt()
     unasked = replace(here, settings=here.settings)
-    assert [listed(unasked, **query) for query in queries] == by_prefect
+    assert [list_jobs(unasked, **query) for query in queries] == by_prefect
     assert [jobs.show_job(jobs.requests.JobInput(job=job.id), here) for job in created] == details
     assert [len(page.jobs) for page in by_prefect] == [3, 1, 1, 2, 0, 2]
     assert by_prefect[5].next is not None
@@ -94,8 +94,8 @@ def test_pages_follow_each_other_the_newest_first(here: Context, synchronizer: S
     for _ in range(5):
         create(here)
     synchronizer.attempt()
-    whole = [job.id for job in listed(here).jobs]
-    for answer in (lambda query: listed(here, **query), lambda query: by_prefect(here, query)):
+    whole = [job.id for job in list_jobs(here).jobs]
+    for answer in (lambda query: list_jobs(here, **query), lambda query: list_by_prefect(here, query)):
         seen, cursor = [], None
         while True:
             page = answer({"limit": 2, "cursor": cursor})
@@ -103,15 +103,15 @@ def test_pages_follow_each_other_the_newest_first(here: Context, synchronizer: S
             if (cursor := page.next) is None:
                 break
         assert seen == whole
-    created = [job.created for job in listed(here).jobs]
+    created = [job.created for job in list_jobs(here).jobs]
     assert created == sorted(created, reverse=True)
     with pytest.raises(InvalidInput, match="E-PARAMETER: 'nonsense' is not a cursor"):
-        listed(here, cursor="nonsense")
+        list_jobs(here, cursor="nonsense")
 
 
-def by_prefect(context: Context, query: dict[str, Any]) -> jobs.JobList:  # noqa: F811
+def list_by_prefect(context: Context, query: dict[str, Any]) -> jobs.JobList:  # noqa: F811
     remove_database(open_index(context.settings).path)
-    return listed(context, **query)
+    return list_jobs(context, **query)
 
 
 def test_a_change_in_prefect_is_in_the_index_after_the_next_look(here: Context, synchronizer: Synchronizer) -> None:
@@ -146,7 +146,7 @@ def test_a_verb_writes_what_it_changed(here: Context, synchronizer: Synchronizer
     created = create(here)
     jobs.cancel_job(jobs.requests.StopInput(job=created.id), here)
     assert open_index(here.settings).read_rows([created.run_id])[created.run_id]["state"] is JobState.CANCELED
-    assert [job.state for job in listed(here).jobs if job.id == created.id] == [JobState.CANCELED]
+    assert [job.state for job in list_jobs(here).jobs if job.id == created.id] == [JobState.CANCELED]
 
 
 def test_with_prefect_away_the_index_answers_and_says_how_old_it_is(
@@ -154,11 +154,11 @@ def test_with_prefect_away_the_index_answers_and_says_how_old_it_is(
 ) -> None:
     created = create(here)
     synchronizer.attempt()
-    assert listed(here).as_of is None, "it is fresh"
+    assert list_jobs(here).as_of is None, "it is fresh"
     away()
     synchronizer.now = lambda: time.time() - 3600.0  # when it was last in step, and last tried
     synchronizer.attempt()
-    answer = listed(here)
+    answer = list_jobs(here)
     assert answer.as_of is not None
     assert time.time() - answer.as_of > 3590
     assert created.id in [job.id for job in answer.jobs]
@@ -168,7 +168,7 @@ def test_with_prefect_away_the_index_answers_and_says_how_old_it_is(
         jobs.show_job(jobs.requests.JobInput(job="job-000000000000"), here)
     remove_database(open_index(here.settings).path)
     with pytest.raises(Unavailable, match="E-SERVER-UNREACHABLE"):
-        listed(here)
+        list_jobs(here)
 
 
 def test_a_synchroniser_says_once_that_prefect_is_away_and_is_back(
@@ -189,7 +189,7 @@ def test_a_damaged_index_is_made_again(here: Context, synchronizer: Synchronizer
     created, path = create(here), open_index(here.settings).path
     remove_database(path)
     path.write_bytes(b"not a database" * 1000)
-    assert created.id in [job.id for job in listed(here).jobs], "Prefect answers"
+    assert created.id in [job.id for job in list_jobs(here).jobs], "Prefect answers"
     assert [synchronizer.attempt(), synchronizer.attempt()] == [False, True]
     assert created.run_id in open_index(here.settings).runs()
 
@@ -205,7 +205,7 @@ def test_the_index_has_the_progress_of_the_trainers(here: Context, synchronizer:
         f'{{"event":"begin","time":{now},"total_steps":9}}\n{{"event":"progress","time":{now},"step":4,"loss":2.5}}\n'
     )
     synchronizer.attempt()
-    (progress,) = [job for job in listed(here).jobs if job.id == created.id]
+    (progress,) = [job for job in list_jobs(here).jobs if job.id == created.id]
     assert (progress.step, progress.total_steps, progress.loss) == (4, 9, 2.5)
     (training,) = jobs.show_job(jobs.requests.JobInput(job=created.id), here).trainings
     assert (training.node, training.step, training.folder) == ("trainer", 4, str(work))

@@ -41,7 +41,7 @@ def create(context: Context, **parameters: Any) -> RunResult:  # noqa: F811
     return jobs.create_job(jobs.requests.CreateInput(parameters={**NATIVE, **parameters}), context)
 
 
-def tags_of(run_id: str) -> set[str]:
+def read_tags(run_id: str) -> set[str]:
     with get_client(sync_client=True) as client:
         return set(client.read_flow_run(UUID(run_id)).tags)
 
@@ -53,7 +53,7 @@ def show(job: str, context: Context) -> jobs.JobDetail:  # noqa: F811
 def test_a_job_has_its_id_from_its_creation_on_and_is_found_by_it(context: Context) -> None:  # noqa: F811
     created = create(replace(context, trace="4bf92f3577b34da6"))
     assert JOB_ID.fullmatch(created.id)
-    assert tags_of(created.run_id) == {"job", created.id, "tenant:default", "trace:4bf92f3577b34da6"}
+    assert read_tags(created.run_id) == {"job", created.id, "tenant:default", "trace:4bf92f3577b34da6"}
     references = (created.id, created.id[:12], created.run_id, created.run_id[:20], created.name)
     assert {show(word, context).run_id for word in references} == {created.run_id}
     assert show(created.id, context).id == created.id
@@ -87,7 +87,7 @@ def test_two_tenants_may_choose_the_same_key(of_tenant: Callable[[str], Context]
 def test_a_job_is_its_tenants_and_not_there_for_another(of_tenant: Callable[[str], Context]) -> None:
     acme, other = of_tenant("acme-2"), of_tenant("other-2")
     created = create(acme)
-    assert "tenant:acme-2" in tags_of(created.run_id)
+    assert "tenant:acme-2" in read_tags(created.run_id)
     assert show(created.id, acme).tenant == "acme-2"
     assert show(created.id, acme).parameters["job"]["tenant"] == "acme-2"
     nothing = "job-000000000000"

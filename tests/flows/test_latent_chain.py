@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.chain_runs import complete_nodes, fill_working_folder, record_of
+from tests.flows.chain_runs import complete_nodes, fill_working_folder, read_record
 from trainyard.settings import settings
 from trainyard.stores.adapters import AdapterRegistry
 
@@ -39,7 +39,7 @@ def test_thoughts_after_words_become_a_version_that_is_live(
         {"type": "deployer", "config": {"role": "thinker", "few_rows": "allow"}},
     )
     (output,) = result.node("thoughts").outputs.values()
-    assert record_of(result, "thoughts")["epochs"] == 3
+    assert read_record(result, "thoughts")["epochs"] == 3
     assert json.loads((output.path / "latent.json").read_text())["latent"]["max_stage"] == 2
     (paused,) = result.node("pauses").outputs.values()
     assert json.loads((paused.path / "latent.json").read_text())["latent"]["feedback"] is False

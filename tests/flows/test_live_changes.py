@@ -12,7 +12,7 @@ from prefect import tags
 from prefect.client.schemas.objects import State
 
 from flows.chain import chain
-from tests.flows.chain_runs import fill_working_folder, result_of, twice
+from tests.flows.chain_runs import fill_working_folder, read_run_result, twice
 from trainyard.app.run_records import RunResult
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
@@ -61,19 +61,19 @@ def test_an_older_adapter_never_replaces_a_newer_one(work: Path) -> None:
     better = run("sums.jsonl", steps=40)
     assert better.is_completed(), better.message
     assert live() == "default/sums/v2"
-    assert result_of(better).node("evaluator").facts["live"] == "default/sums/v1"
+    assert read_run_result(better).node("evaluator").facts["live"] == "default/sums/v1"
 
-    again = result_of(run("sums.jsonl"))  # its trainer is reused, and judged against what is live now
+    again = read_run_result(run("sums.jsonl"))  # its trainer is reused, and judged against what is live now
     assert [node.state for node in again.nodes[:3]] == ["reused"] * 3
     assert "over default/sums/v2, which is live and stays" in again.message
     assert live() == "default/sums/v2"
 
-    alone = result_of(run("sums.jsonl", baseline="base"))  # better than its base, which is all that this asks
+    alone = read_run_result(run("sums.jsonl", baseline="base"))  # better than its base, which is all that this asks
     assert alone.node("evaluator").facts["better"] is True
     assert alone.node("deployer").message.startswith("default/sums/v2 stays live: this adapter is default/sums/v1")
     assert live() == "default/sums/v2"
 
-    same = result_of(run("sums.jsonl", steps=40))  # what is live is not compared with itself
+    same = read_run_result(run("sums.jsonl", steps=40))  # what is live is not compared with itself
     assert [node.state for node in same.nodes[:3]] == ["reused"] * 3
     assert "default/sums/v2 is live" in same.node("deployer").message
 
@@ -84,14 +84,14 @@ def test_a_gate_that_could_not_decide_stops_before_the_training(work: Path) -> N
     assert "E-FEW-ROWS trainer: 12 rows to train on are not enough to say; at least 30 are needed" in str(state.message)
 
 
-def carry_out(nodes: list[dict[str, Any]]) -> RunResult:
+def run_nodes(nodes: list[dict[str, Any]]) -> RunResult:
     spec = ChainSpec.model_validate({"name": "test", "nodes": nodes})
 
     async def call() -> State[Any]:
         with tags(f"{TENANT_TAG}default"):  # as a surface starts it, which has read what it had the time for
             return await chain(spec, return_state=True)
 
-    return result_of(asyncio.run(call()))
+    return read_run_result(asyncio.run(call()))
 
 
 PAIR = {"prompt": "What is twice {}?", "chosen": "Twice {} is a number.", "rejected": "No {}."}
@@ -106,7 +106,7 @@ def test_rows_that_only_the_run_reads_stop_every_trainer(work: Path, stages: lis
     pairs = [{name: text.format(n) for name, text in PAIR.items()} for n in range(24)]
     (work / "pairs.jsonl").write_text("\n".join(json.dumps(row) for row in pairs))
     sets = {"sft": {"path": "sums.jsonl"}, "preference": {"path": "pairs.jsonl"}}
-    result = carry_out(
+    result = run_nodes(
         [
             {"type": "data_source", "config": {"sets": sets} if len(stages) > 1 else {"path": "few.jsonl"}},
             {"type": "validator", "config": {"near_duplicates": None, "decontaminate": 0}},
@@ -130,6 +130,6 @@ def test_rows_that_only_the_run_reads_stop_every_trainer(work: Path, stages: lis
 def test_few_rows_are_trained_and_deployed_when_that_is_allowed(work: Path) -> None:
     state = run("few.jsonl", steps=30, few_rows="allow")
     assert state.is_completed(), state.message
-    result = result_of(state)
+    result = read_run_result(state)
     assert result.node("evaluator").message.startswith("not enough rows to say")
     assert live("few") == "default/few/v1"

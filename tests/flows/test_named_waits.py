@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.flows.real_stack import Stack, until
+from tests.flows.real_stack import Stack, wait_until
 from trainyard.app.services import running
 from trainyard.compute.queue import list_waiters
 from trainyard.stores.auth_string import read_auth
@@ -71,7 +71,7 @@ def call_tool(rest: httpx.Client, name: str, arguments: dict[str, Any]) -> str:
 
 def waits_since(stack: Stack, run: str) -> float:
     """Wait until a run is in the queue, and return when it got there, in seconds of the epoch."""
-    until(lambda: any(waiter.run == run for waiter in list_waiters(stack.settings)), 120, "the wait", every_s=0.02)
+    wait_until(lambda: any(waiter.run == run for waiter in list_waiters(stack.settings)), 120, "the wait", every_s=0.02)
     return time.time()
 
 
@@ -89,7 +89,7 @@ def require_named(surfaces: dict[str, Callable[[], str]], kind: str, name: str, 
     assert not late, f"later than {LOADED * SOON_S} s: {late}"
 
 
-def of_jobs(stack: Stack, rest: httpx.Client, run: str) -> dict[str, Callable[[], str]]:
+def collect_job_reasons(stack: Stack, rest: httpx.Client, run: str) -> dict[str, Callable[[], str]]:
     """Everything that shows a job which waits."""
     return {
         "REST list": lambda: read_json(rest, "/jobs"),
@@ -108,10 +108,10 @@ def test_the_second_of_two_jobs_names_the_first(stack: Stack, rest: httpx.Client
     stack.wait_for_step(first)
     second = start(rest, "night-desk", 0.002)
     began = waits_since(stack, second)
-    require_named(of_jobs(stack, rest, second), "job", "bike-desk", began)
+    require_named(collect_job_reasons(stack, rest, second), "job", "bike-desk", began)
     stack.command("jobs", "cancel", second)
     stack.command("jobs", "cancel", first)
-    until(stack.slot_is_free, 60, "the device")
+    wait_until(stack.slot_is_free, 60, "the device")
 
 
 def test_the_session_of_a_killed_client_is_named_until_it_ends(stack: Stack, rest: httpx.Client) -> None:
@@ -126,13 +126,15 @@ def test_the_session_of_a_killed_client_is_named_until_it_ends(stack: Stack, res
         client.send_signal(signal.SIGKILL)
     job = start(rest, "after-the-client", 0.003)
     began = waits_since(stack, job)
-    require_named(of_jobs(stack, rest, job), "session", f"notebook ({session})", began)
+    require_named(collect_job_reasons(stack, rest, job), "session", f"notebook ({session})", began)
     (row,) = rest.get("/sessions").json()["sessions"]
     assert row["id"] == session
-    until(lambda: json.loads(read_json(rest, f"/sessions/{session}"))["state"] == "ended", 60, "the idle session's end")
+    wait_until(
+        lambda: json.loads(read_json(rest, f"/sessions/{session}"))["state"] == "ended", 60, "the idle session's end"
+    )
     stack.wait_for_step(job)  # it has the device now
     stack.command("jobs", "cancel", job)
-    until(stack.slot_is_free, 60, "the device")
+    wait_until(stack.slot_is_free, 60, "the device")
 
 
 def test_a_queue_names_the_holder_and_every_place(stack: Stack, rest: httpx.Client) -> None:
@@ -144,7 +146,7 @@ def test_a_queue_names_the_holder_and_every_place(stack: Stack, rest: httpx.Clie
     assert sorted(rows[run]["waiting"]["position"] for run in waiting) == [1, 2, 3]
     assert {rows[run]["waiting"]["holder"]["name"].partition("-")[0] for run in waiting} == {"holder"}
     assert all(rows[run]["waiting"]["holder"]["since"] for run in waiting)
-    require_named(of_jobs(stack, rest, waiting[-1]), "job", "holder", began)
+    require_named(collect_job_reasons(stack, rest, waiting[-1]), "job", "holder", began)
     for run in (*reversed(waiting), first):
         stack.command("jobs", "cancel", run)
-    until(stack.slot_is_free, 60, "the device")
+    wait_until(stack.slot_is_free, 60, "the device")

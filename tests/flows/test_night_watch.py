@@ -57,7 +57,7 @@ def deployment(prefect_client: SyncPrefectClient) -> Iterator[Callable[[bool], U
         prefect_client.delete_deployment(deployment_id)
 
 
-def scheduled_run(client: SyncPrefectClient, deployment: UUID, night: datetime = NIGHT) -> UUID:
+def find_scheduled_run(client: SyncPrefectClient, deployment: UUID, night: datetime = NIGHT) -> UUID:
     """The run that the server's own scheduler makes for that night."""
     window = {"start_time": night - timedelta(hours=1), "end_time": night + timedelta(hours=1)}
     body = {name: moment.astimezone(UTC).isoformat() for name, moment in window.items()}
@@ -72,7 +72,7 @@ def scheduled_run(client: SyncPrefectClient, deployment: UUID, night: datetime =
     return scheduled.id
 
 
-def sent(client: SyncPrefectClient, deployment: UUID) -> list[dict[str, Any]]:
+def read_events(client: SyncPrefectClient, deployment: UUID) -> list[dict[str, Any]]:
     """The events about a deployment that arrived within some seconds."""
     resource = {"id": [f"prefect.deployment.{deployment}"]}
     query = {"filter": {"event": {"name": [NO_SUCCESS]}, "resource": resource}}
@@ -106,25 +106,25 @@ def test_a_night_without_success_is_told_at_six_and_once(
     prefect_client: SyncPrefectClient, deployment: Callable[[bool], UUID]
 ) -> None:
     deployment_id = deployment(True)
-    scheduled_run(prefect_client, deployment_id)
+    find_scheduled_run(prefect_client, deployment_id)
     assert watch_at(morning(5, 59)).look() == []
     (message,) = watch_at(morning(6)).look()
     assert message == "no night of watched-0 succeeded by 2031-06-03 06:00 (Europe/Berlin)"
     assert watch_at(morning(6, 5)).look() == []  # another watchdog, after a restart
-    (event,) = sent(prefect_client, deployment_id)
+    (event,) = read_events(prefect_client, deployment_id)
     assert event["payload"] == {"due": "2031-06-03T06:00:00+02:00"}
 
 
 def test_a_night_that_succeeded_is_no_news(
     prefect_client: SyncPrefectClient, deployment: Callable[[bool], UUID]
 ) -> None:
-    run = scheduled_run(prefect_client, deployment(True))
+    run = find_scheduled_run(prefect_client, deployment(True))
     prefect_client.set_flow_run_state(run, Completed(), force=True)
     assert watch_at(morning(6)).look() == []
 
 
 def test_a_skipped_night_is_none(prefect_client: SyncPrefectClient, deployment: Callable[[bool], UUID]) -> None:
-    run = scheduled_run(prefect_client, deployment(True))
+    run = find_scheduled_run(prefect_client, deployment(True))
     prefect_client.set_flow_run_state(run, Completed(name=SKIPPED), force=True)
     assert len(watch_at(morning(6)).look()) == 1
 
@@ -133,10 +133,12 @@ def test_a_failed_night_is_told_unless_a_second_one_succeeded(
     prefect_client: SyncPrefectClient, deployment: Callable[[bool], UUID]
 ) -> None:
     deployment_id = deployment(True)
-    prefect_client.set_flow_run_state(scheduled_run(prefect_client, deployment_id), Failed(), force=True)
+    prefect_client.set_flow_run_state(find_scheduled_run(prefect_client, deployment_id), Failed(), force=True)
     assert len(watch_at(morning(6)).look()) == 1
     following = NIGHT + timedelta(days=1)
-    prefect_client.set_flow_run_state(scheduled_run(prefect_client, deployment_id, following), Failed(), force=True)
+    prefect_client.set_flow_run_state(
+        find_scheduled_run(prefect_client, deployment_id, following), Failed(), force=True
+    )
     by_hand = prefect_client.create_flow_run_from_deployment(
         deployment_id, state=Scheduled(scheduled_time=(following + timedelta(hours=2)).astimezone(UTC))
     )
@@ -146,7 +148,7 @@ def test_a_failed_night_is_told_unless_a_second_one_succeeded(
 
 def test_a_success_after_six_is_too_late(prefect_client: SyncPrefectClient, deployment: Callable[[bool], UUID]) -> None:
     past = NIGHT.replace(year=2026)
-    run = scheduled_run(prefect_client, deployment(True), past)
+    run = find_scheduled_run(prefect_client, deployment(True), past)
     prefect_client.set_flow_run_state(run, Completed(), force=True)  # it ends now, which is later
     assert len(watch_at(past.replace(hour=9)).look()) == 1
 
@@ -163,7 +165,7 @@ def test_the_server_is_asked_once_a_minute(
 ) -> None:
     moment = [morning(5, 59).timestamp()]
     watch = NightWatch(settings(), now=lambda: moment[0])
-    scheduled_run(prefect_client, deployment(True))
+    find_scheduled_run(prefect_client, deployment(True))
     watch.look()
     moment[0] += 30
     assert watch.look() == []

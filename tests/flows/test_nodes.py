@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 
 from flows.chain import chain
 from flows.qa_pipeline import qa_pipeline
-from tests.flows.chain_runs import fill_working_folder, result_of, twice
+from tests.flows.chain_runs import fill_working_folder, read_run_result, twice
 from trainyard.app.jobs.jobs import read_divergence
 from trainyard.app.run_records import read_events
 from trainyard.settings import settings
@@ -69,7 +69,7 @@ def source(path: str = "docs", **config: Any) -> dict[str, Any]:
 def test_documents_become_checked_rows(work: Path) -> None:
     state = run(source(), {"type": "ai_generator", "config": {"count": 40}}, {"type": "validator"})
     assert state.is_completed(), state.message
-    result = result_of(state)
+    result = read_run_result(state)
     assert result.node("data-source").outputs[Port.DOCUMENTS].rows == 12
     rows = result.node("validator").outputs[Port.SFT].rows
     assert rows is not None
@@ -84,7 +84,7 @@ def test_personal_data_is_masked_in_what_the_validator_hands_on_and_told(work: P
     (work / "private.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     state = run(source("private.jsonl"), {"type": "validator", "config": {"sensitive": {"email": "mask"}}})
     assert state.is_completed(), state.message
-    node = result_of(state).node("validator")
+    node = read_run_result(state).node("validator")
     assert node.facts["sft"]["sensitive"]["email"] == {"action": "mask", "rows": 60, "found": 60}
     assert node.message.endswith(", 60 email masked")
     folder = open_reference(node.outputs[Port.SFT])
@@ -167,12 +167,12 @@ def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
 
     state = asyncio.run(carry_out())
     assert state.is_completed(), state.message
-    result = result_of(state)
+    result = read_run_result(state)
     assert [node.id for node in result.nodes][-2:] == ["evaluator", "deployer"]
     live = AdapterRegistry(settings().adapters).show("default/guide")
     assert live.name == "default/guide/v1"
     assert "default/guide/v1 is live" in result.message
-    again = result_of(asyncio.run(carry_out()))
+    again = read_run_result(asyncio.run(carry_out()))
     assert AdapterRegistry(settings().adapters).show("default/guide").name == "default/guide/v1"
     assert [node.id for node in again.nodes if node.state == "completed"] == ["deployer"]
 
@@ -190,7 +190,7 @@ def test_an_adapter_that_is_not_better_is_kept_and_not_deployed(work: Path) -> N
         {"type": "evaluator", "config": {"samples": 0, "least_rows": 0, "benchmarks": [EXACT_MATCH]}},
         {"type": "deployer", "config": {"role": "guide"}},
     )  # fmt: skip
-    result = result_of(state)
+    result = read_run_result(state)
     assert (state.name, result.state, result.detail) == ("NotDeployed", "completed", "not deployed"), state.message
     assert result.gate is not None
     assert (result.gate.node, result.gate.evaluator) == ("deployer", "evaluator")
@@ -210,7 +210,7 @@ def test_a_training_that_diverges_says_so_while_it_runs_and_at_its_end(work: Pat
     config = {"method": "full", "hyperparameters": hyperparameters}
     state = run(source("data.jsonl"), {"type": "trainer", "config": config})
     assert state.is_completed(), state.message
-    result = result_of(state)
+    result = read_run_result(state)
     divergences = {divergence["kind"]: divergence for divergence in result.node("trainer").facts["divergence"]}
     assert divergences["loss_rose"]["advice"] == "lower hyperparameters.learning_rate, or raise warmup_ratio"
     assert divergences["loss_rose"]["text"] in result.node("trainer").message
@@ -232,6 +232,6 @@ def test_a_training_is_counted_to_the_token(work: Path) -> None:
     hyperparameters = {"max_steps": 2, "max_length": 128}
     state = run(source("data.jsonl"), {"type": "trainer", "config": {"hyperparameters": hyperparameters}})
     assert state.is_completed(), state.message
-    tokens = result_of(state).node("trainer").facts["data"]["tokens"]
+    tokens = read_run_result(state).node("trainer").facts["data"]["tokens"]
     parts = ("trained", "masked", "truncated", "dropped")
     assert tokens["read"] == sum(tokens[part] for part in parts)

@@ -15,7 +15,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.flows.real_stack import Stack, until
+from tests.flows.real_stack import Stack, wait_until
 from trainyard import Chain, connect
 from trainyard.app.run_records import REFRESH_TAG, read_result
 from trainyard.app.services import running
@@ -59,7 +59,7 @@ def address(stack: Stack) -> str:
         except httpx.TransportError:
             return False
 
-    until(answers, 60, "the API")
+    wait_until(answers, 60, "the API")
     return service.url
 
 
@@ -67,17 +67,17 @@ def token(stack: Stack) -> str:
     return str(read_auth(stack.settings)).partition(":")[2]
 
 
-def by_command(stack: Stack, body: dict[str, Any]) -> str:
+def run_by_command(stack: Stack, body: dict[str, Any]) -> str:
     (stack.work / "chain.json").write_text(json.dumps(body))
     return str(stack.json("run", "chain.json", "--refresh", "--watch")["run_id"])
 
 
-def by_python(stack: Stack, body: dict[str, Any]) -> str:
+def run_by_python(stack: Stack, body: dict[str, Any]) -> str:
     with connect(address(stack), token(stack)) as remote:
         return Chain.of(body, on=remote).run(refresh=True, watch=True).run_id
 
 
-def by_rest(stack: Stack, body: dict[str, Any]) -> str:
+def run_by_rest(stack: Stack, body: dict[str, Any]) -> str:
     headers = {"authorization": f"Bearer {token(stack)}"}
     with httpx.Client(base_url=f"{address(stack)}/api/v1", headers=headers, timeout=60) as client:
         stored = client.post("/chains", json={**body, "description": "by REST"})
@@ -89,10 +89,10 @@ def by_rest(stack: Stack, body: dict[str, Any]) -> str:
         assert started.headers["x-trace-id"] == trace_id(traceparent)
         answer = started.json()
 
-        def ended() -> bool:
+        def has_ended() -> bool:
             return client.get(f"/jobs/{answer['id']}").json()["state"] not in ("pending", "running")
 
-        until(ended, 240, "the run")
+        wait_until(has_ended, 240, "the run")
         assert client.delete(f"/chains/{stored.json()['id']}").status_code == 200
     require_one_trace(stack, str(answer["run_id"]), trace_id(traceparent), "rest")
     return str(answer["run_id"])
@@ -113,7 +113,7 @@ def require_one_trace(stack: Stack, run_id: str, trace: str, surface: str) -> No
     assert {event["trace"] for event in run_events} == {trace}
 
 
-def by_mcp(stack: Stack, body: dict[str, Any]) -> str:
+def run_by_mcp(stack: Stack, body: dict[str, Any]) -> str:
     traceparent = new_traceparent()
 
     async def call() -> str:
@@ -138,7 +138,7 @@ def by_mcp(stack: Stack, body: dict[str, Any]) -> str:
     return run_id
 
 
-def by_prefect(stack: Stack, body: dict[str, Any]) -> str:
+def run_by_prefect(stack: Stack, body: dict[str, Any]) -> str:
     command = ["deployment", "run", "chain/adhoc", "--params", json.dumps({"spec": body}), "--tag", REFRESH_TAG]
     environment = {**stack.environment, **stack.json("env")["variables"]}
     done = subprocess.run(
@@ -154,7 +154,7 @@ def by_prefect(stack: Stack, body: dict[str, Any]) -> str:
 
 
 def test_a_chain_has_one_digest_and_one_result_on_every_surface(stack: Stack, body: dict[str, Any]) -> None:
-    ways = (by_command, by_python, by_rest, by_mcp, by_prefect)
+    ways = (run_by_command, run_by_python, run_by_rest, run_by_mcp, run_by_prefect)
     runs = {way.__name__: way(stack, body) for way in ways}
     assert len(set(runs.values())) == len(ways)
     results = {name: read_result(stack.settings.runs / run_id) for name, run_id in runs.items()}

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.flows.real_stack import Stack, standing, until
+from tests.flows.real_stack import Stack, standing, wait_until
 from trainyard.app.services import running
 from trainyard.stores.auth_string import read_auth
 
@@ -68,19 +68,19 @@ def client(stack: Stack) -> Iterator[httpx.Client]:
         yield client
 
 
-def documented(stack: Stack, name: str) -> dict[str, Any]:
+def read_documented_body(stack: Stack, name: str) -> dict[str, Any]:
     text = (BODIES / f"{name}.json").read_text(encoding="utf-8")
     job_body: dict[str, Any] = json.loads(text.replace('"/data/', f'"{stack.work}/'))
     return job_body
 
 
-def state_of(client: httpx.Client, job: str) -> str:
+def read_state(client: httpx.Client, job: str) -> str:
     return str(client.get(f"/jobs/{job}").json().get("state"))
 
 
 def test_the_service_says_that_a_worker_runs(client: httpx.Client) -> None:
     address = str(client.base_url).removesuffix("/api/v1/") + "/health"
-    until(lambda: httpx.get(address).json()["worker"] == "running", 30, "the worker")
+    wait_until(lambda: httpx.get(address).json()["worker"] == "running", 30, "the worker")
 
 
 def test_a_chain_with_a_run_is_not_deleted(stack: Stack, client: httpx.Client) -> None:
@@ -93,16 +93,18 @@ def test_a_chain_with_a_run_is_not_deleted(stack: Stack, client: httpx.Client) -
     started = client.post(f"{path}/run", json={})
     assert started.status_code == 202, started.text
     job = started.json()["id"]
-    until(lambda: state_of(client, job) == "running", 120, "the run")
-    until(lambda: (client.get(path).json()["last_run"] or {}).get("state") == "running", 30, "the chain's last run")
+    wait_until(lambda: read_state(client, job) == "running", 120, "the run")
+    wait_until(
+        lambda: (client.get(path).json()["last_run"] or {}).get("state") == "running", 30, "the chain's last run"
+    )
     assert client.get(path).json()["last_run"] == {"id": job, "state": "running", "revision": 1}
     refused = client.delete(path)
     assert (refused.status_code, refused.json()["code"]) == (409, "E-CONFLICT")
     assert job in refused.json()["detail"]
     assert "trainyard jobs cancel" in refused.json()["do"]
-    assert state_of(client, job) == "running"
+    assert read_state(client, job) == "running"
     assert client.post(f"/jobs/{job}/cancel", json={}).status_code == 200
-    until(lambda: state_of(client, job) == "canceled", 90, "the end")
+    wait_until(lambda: read_state(client, job) == "canceled", 90, "the end")
     assert client.delete(path).status_code == 200
     assert client.get(path).status_code == 404
 
@@ -119,33 +121,33 @@ def test_a_session_that_is_left_open_ends_and_is_resumed(stack: Stack, client: h
         body: dict[str, Any] = client.get(f"/sessions/{session}").json()
         return body
 
-    until(lambda: show_session()["state"] == "ended", 180, "the session's end")
+    wait_until(lambda: show_session()["state"] == "ended", 180, "the session's end")
     assert show_session()["detail"] == "idle"
     late = client.post(f"/sessions/{session}/forward", json={"rows": [{"text": "a"}]})
     assert (late.status_code, late.json()["code"]) == (409, "E-SESSION-STATE")
     assert "sessions resume" in late.json()["do"]
-    until(stack.slot_is_free, 30, "the device")
+    wait_until(stack.slot_is_free, 30, "the device")
     resumed = client.post(f"/sessions/{session}/resume", json={})
     assert resumed.status_code == 202, resumed.text
     assert resumed.json()["id"] == session
-    until(
+    wait_until(
         lambda: show_session()["state"] in ("open", "ended") and show_session()["run"] == resumed.json()["run"],
         180,
         "it",
     )
-    until(lambda: show_session()["state"] == "ended", 180, "its second end")
+    wait_until(lambda: show_session()["state"] == "ended", 180, "its second end")
 
 
 def test_the_documented_jobs_are_accepted(stack: Stack, client: httpx.Client) -> None:
     """The one for MLX waits for its trainer, which is not installed; the one for TRL is carried out."""
-    waits = client.post("/jobs", json=documented(stack, "lora-job-mlx"))
+    waits = client.post("/jobs", json=read_documented_body(stack, "lora-job-mlx"))
     assert waits.status_code == 202, waits.text
     assert (waits.json()["state"], waits.json()["name"].startswith("finetune-llama")) == ("pending", True)
     assert "backends install mlx" in waits.json()["message"]
-    runs = client.post("/jobs", json=documented(stack, "dpo-job-trl"))
+    runs = client.post("/jobs", json=read_documented_body(stack, "dpo-job-trl"))
     assert runs.status_code == 202, runs.text
     job = runs.json()["id"]
-    until(lambda: state_of(client, job) in ENDED, 300, "the job")
+    wait_until(lambda: read_state(client, job) in ENDED, 300, "the job")
     detail = client.get(f"/jobs/{job}").json()
     assert (detail["state"], detail["backend"], detail["stage"]) == ("completed", "trl", "dpo"), detail["message"]
-    assert state_of(client, waits.json()["id"]) == "pending"
+    assert read_state(client, waits.json()["id"]) == "pending"

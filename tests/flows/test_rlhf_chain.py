@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.chain_runs import complete, fill_working_folder, record_of, twice
+from tests.flows.chain_runs import complete, fill_working_folder, read_record, twice
 from trainyard.app.run_records import NodeState
 from trainyard.settings import settings
 from trainyard.spec.templates import build_template
@@ -39,7 +39,7 @@ def test_the_policy_descends_from_the_examples_and_knows_its_reward_model(work: 
     }
     result = complete(build_template("rlhf", parameters))
     assert [node.state for node in result.nodes] == [NodeState.COMPLETED] * len(result.nodes)
-    sft, reward, ppo = (record_of(result, name) for name in ("trainer", "trainer-2", "trainer-3"))
+    sft, reward, ppo = (read_record(result, name) for name in ("trainer", "trainer-2", "trainer-3"))
     assert (sft["stage"], reward["stage"], ppo["stage"]) == ("sft", "reward", "ppo")
     assert (
         [ancestor["stage"] for ancestor in ppo["lineage"]]

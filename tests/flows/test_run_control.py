@@ -34,7 +34,7 @@ from trainyard.app.training_logs import FRUITLESS, has_no_progress
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound
-from trainyard.prefect_api import control, listing, operating, server, slots, states, watching
+from trainyard.prefect_api import listing, operating, server, slots, states, watching
 from trainyard.prefect_api.server import NO_HEARTBEAT
 from trainyard.prefect_api.watchdog import Watchdog
 from trainyard.settings import Settings, settings
@@ -69,7 +69,7 @@ def deployed(home: Path, fresh: None) -> Settings:
     return settings()
 
 
-def started(here: Settings, state: State[Any] | None = None) -> str:
+def start_run(here: Settings, state: State[Any] | None = None) -> str:
     """A run in that state. It has had a process: without one the server cancels instead of waiting for a worker."""
     run_id = watching.start_run("training-job/test", JOB, settings=here).run_id
     if state is not None:
@@ -85,7 +85,7 @@ def put(run_id: str, state: State[Any]) -> None:
         client.set_flow_run_state(run_id, state, force=True)  # type: ignore[arg-type]
 
 
-def state_of(run_id: str) -> State[Any]:
+def read_state(run_id: str) -> State[Any]:
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(run_id).state  # type: ignore[arg-type]
     assert state is not None
@@ -104,13 +104,13 @@ def belongs_to(run_id: str, here: Settings, pid: int) -> None:
 
 @pytest.mark.slow
 def test_a_running_run_is_paused_without_a_time_limit_and_resumed(deployed: Settings) -> None:
-    run_id = started(deployed, Running())
+    run_id = start_run(deployed, Running())
     operating.pause_run(run_id)
-    state = state_of(run_id)
+    state = read_state(run_id)
     assert (state.type, state.name) == (StateType.PAUSED, "Suspended")
     assert state.state_details.pause_timeout is None
     operating.resume_run(run_id)
-    assert states.run_state(state_of(run_id)) == (JobState.PENDING, "resuming")
+    assert states.run_state(read_state(run_id)) == (JobState.PENDING, "resuming")
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_a_running_run_is_paused_without_a_time_limit_and_resumed(deployed: Sett
 )
 def test_what_does_not_run_cannot_be_paused(deployed: Settings, state: State[Any] | None, reason: str) -> None:
     with pytest.raises(Conflict, match=f"E-JOB-STATE: The run .* cannot be paused: {reason}"):
-        operating.pause_run(started(deployed, state))
+        operating.pause_run(start_run(deployed, state))
 
 
 def test_of_two_operators_who_pause_at_once_one_is_told(deployed: Settings) -> None:
-    run_id = started(deployed, Running())
+    run_id = start_run(deployed, Running())
     outcomes: list[str] = []
 
     def pause(_: int) -> None:
@@ -147,38 +147,38 @@ def test_of_two_operators_who_pause_at_once_one_is_told(deployed: Settings) -> N
 
 @pytest.mark.parametrize("state", [Failed(), Crashed(), Failed(name="BudgetExceeded")])
 def test_a_run_that_ended_without_its_result_is_resumed(deployed: Settings, state: State[Any]) -> None:
-    run_id = started(deployed, state)
+    run_id = start_run(deployed, state)
     operating.resume_run(run_id)
-    assert states.run_state(state_of(run_id)) == (JobState.PENDING, "resuming")
+    assert states.run_state(read_state(run_id)) == (JobState.PENDING, "resuming")
 
 
 @pytest.mark.parametrize("state", [None, Running(), Completed(), Cancelling()])
 def test_what_works_or_is_finished_cannot_be_resumed(deployed: Settings, state: State[Any] | None) -> None:
     with pytest.raises(Conflict, match=r"E-JOB-STATE: The run .* cannot be resumed"):
-        operating.resume_run(started(deployed, state))
+        operating.resume_run(start_run(deployed, state))
 
 
 @pytest.mark.parametrize(("state", "was"), [(None, "nothing of it ran"), (Suspended(), "it was paused")])
 def test_a_run_without_a_process_is_cancelled_at_once(deployed: Settings, state: State[Any] | None, was: str) -> None:
-    run_id = started(deployed, state)
+    run_id = start_run(deployed, state)
     operating.cancel_run(run_id)
-    assert state_of(run_id).type is StateType.CANCELLED
-    assert state_of(run_id).message == f"cancelled while {was}"
+    assert read_state(run_id).type is StateType.CANCELLED
+    assert read_state(run_id).message == f"cancelled while {was}"
     with pytest.raises(Conflict, match=r"E-JOB-STATE: The run .* cannot be cancelled: it is canceled"):
         operating.cancel_run(run_id)
 
 
 def test_a_running_run_is_cancelled_by_its_worker(deployed: Settings) -> None:
-    run_id = started(deployed, Running())
+    run_id = start_run(deployed, Running())
     operating.cancel_run(run_id)
-    assert state_of(run_id).type is StateType.CANCELLING
+    assert read_state(run_id).type is StateType.CANCELLING
     with pytest.raises(Conflict, match=r"cannot be cancelled: it is running \(cancelling\)"):
         operating.cancel_run(run_id)
 
 
 def test_a_cancelled_run_is_resumed_after_its_worker_has_spoken(deployed: Settings) -> None:
     """The worker writes `Cancelled` seconds after the run itself did, whatever the state is by then."""
-    run_id = started(deployed, Running())
+    run_id = start_run(deployed, Running())
     operating.cancel_run(run_id)
     put(run_id, Cancelled(message="trainer: its checkpoint is kept."))
     with ThreadPoolExecutor() as pool:
@@ -187,7 +187,7 @@ def test_a_cancelled_run_is_resumed_after_its_worker_has_spoken(deployed: Settin
         assert not resumed.done()
         put(run_id, Cancelled(message="Flow run was cancelled successfully."))
         resumed.result(timeout=60)
-    assert states.run_state(state_of(run_id)) == (JobState.PENDING, "resuming")
+    assert states.run_state(read_state(run_id)) == (JobState.PENDING, "resuming")
 
 
 def test_an_unknown_run_is_told() -> None:
@@ -201,7 +201,7 @@ def jobs_in(state: JobState) -> list[dict[str, Any]]:
 
 
 def test_a_job_is_found_by_id_beginning_and_name(deployed: Settings) -> None:
-    run_id = started(deployed)
+    run_id = start_run(deployed)
     row = listing.find_job(run_id)
     assert row == listing.find_job(run_id[:12]) == listing.find_job(row["name"])
     assert run_id in [job["run_id"] for job in jobs_in(JobState.PENDING)]
@@ -211,14 +211,14 @@ def test_a_job_is_found_by_id_beginning_and_name(deployed: Settings) -> None:
 
 
 def test_the_seconds_of_a_running_job_count(deployed: Settings) -> None:
-    run_id = started(deployed, Running())
+    run_id = start_run(deployed, Running())
     before = listing.find_job(run_id)["seconds"]
     time.sleep(1.1)
     assert listing.find_job(run_id)["seconds"] >= before + 1.0
 
 
 def test_the_log_of_a_job_shows_its_steps(deployed: Settings, tmp_path: Path) -> None:
-    run_id = started(deployed, Running())
+    run_id = start_run(deployed, Running())
     record = RunRecord(deployed.runs / run_id)
     record.folder.mkdir(parents=True)
     work = tmp_path / "work"
@@ -247,7 +247,7 @@ def test_the_log_of_a_job_shows_its_steps(deployed: Settings, tmp_path: Path) ->
 
 
 def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:
-    ids = [started(deployed), started(deployed)]
+    ids = [start_run(deployed), start_run(deployed)]
     with get_client(sync_client=True) as client:
         for run_id in ids:
             client.update_flow_run(run_id, name="twins")  # type: ignore[arg-type]
@@ -270,25 +270,25 @@ def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:
 def test_a_training_is_told_by_the_state_of_its_run(
     deployed: Settings, state: State[Any], expected: DesiredState
 ) -> None:
-    assert control.make_state_reader(started(deployed, state))() is expected
+    assert states.make_state_reader(start_run(deployed, state))() is expected
 
 
 def test_a_process_that_has_to_go_asks_once_whether_it_is_a_cancellation(deployed: Settings) -> None:
-    preempted, cancelled = started(deployed, Running()), started(deployed, Cancelling())
-    readers = [control.make_state_reader(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
+    preempted, cancelled = start_run(deployed, Running()), start_run(deployed, Cancelling())
+    readers = [states.make_state_reader(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
     assert [reader() for reader in readers] == [DesiredState.RUN, DesiredState.RUN]
-    control.INTERRUPTED.set()
+    states.INTERRUPTED.set()
     try:
         assert [reader() for reader in readers] == [DesiredState.PREEMPT, DesiredState.CANCEL]
     finally:
-        control.INTERRUPTED.clear()
+        states.INTERRUPTED.clear()
 
 
 def test_waiting_for_the_device_ends_with_a_pause(deployed: Settings) -> None:
-    run_id = started(deployed, Suspended())
+    run_id = start_run(deployed, Suspended())
     waited = pytest.raises(TrainingStopped, match="while it waited for the device")
     with slots.device_slots(settings(), among=(0,)), waited as error:
-        slots.device_slots(settings(), among=(0,), read_state=control.make_state_reader(run_id)).__enter__()
+        slots.device_slots(settings(), among=(0,), read_state=states.make_state_reader(run_id)).__enter__()
     assert error.value.reason == "pause"
 
 
@@ -336,7 +336,7 @@ def test_a_pause_between_two_nodes_lets_the_first_finish_and_starts_no_other(tmp
     with pytest.raises(Pause):
         walk_shape(chain)
     thread.join()
-    assert state_of(paused[0]).type is StateType.PAUSED, "it is left as the operator set it"
+    assert read_state(paused[0]).type is StateType.PAUSED, "it is left as the operator set it"
     assert shapes.MADE == ["a"]
 
 
@@ -355,8 +355,8 @@ def test_sigterm_schedules_the_run_again(tmp_path: Path) -> None:
         walk_shape(chain)
     thread.join()
     assert signal.getsignal(signal.SIGTERM) is before
-    assert not control.INTERRUPTED.is_set()
-    state = state_of(runs_seen[0])
+    assert not states.INTERRUPTED.is_set()
+    state = read_state(runs_seen[0])
     assert (state.type, state.name) == (StateType.SCHEDULED, "Preempted")
     assert states.run_state(state) == (JobState.PENDING, "preempted")
     (event,) = [e for e in read_events(settings().runs / runs_seen[0]) if e["event"] == "stopped"]
@@ -378,31 +378,31 @@ def test_preemptions_without_progress_come_to_an_end(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_process_is_gone_is_settled_at_the_second_look(deployed: Settings) -> None:
-    running, cancelling = started(deployed, Running()), started(deployed, Cancelling())
+    running, cancelling = start_run(deployed, Running()), start_run(deployed, Cancelling())
     for run_id in (running, cancelling):
         belongs_to(run_id, deployed, GONE)
     watchdog = Watchdog(deployed)
     assert watchdog.look() == []
     assert len(watchdog.look()) == 2
-    assert state_of(running).type is StateType.CRASHED
-    assert f"trainyard jobs resume {derive_job_id(running)}" in (state_of(running).message or "")
-    assert state_of(cancelling).type is StateType.CANCELLED
+    assert read_state(running).type is StateType.CRASHED
+    assert f"trainyard jobs resume {derive_job_id(running)}" in (read_state(running).message or "")
+    assert read_state(cancelling).type is StateType.CANCELLED
 
 
 def test_the_watchdog_leaves_others_alone(deployed: Settings) -> None:
-    elsewhere, starting = started(deployed, Running()), started(deployed, Pending())
+    elsewhere, starting = start_run(deployed, Running()), start_run(deployed, Pending())
     belongs_to(starting, deployed, GONE)
     watchdog = Watchdog(deployed)
     assert [watchdog.look(), watchdog.look()] == [[], []]
-    assert state_of(elsewhere).type is StateType.RUNNING
-    assert state_of(starting).type is StateType.PENDING
+    assert read_state(elsewhere).type is StateType.RUNNING
+    assert read_state(starting).type is StateType.PENDING
 
 
 def test_a_run_that_was_taken_and_never_started_is_scheduled_again(
     deployed: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker writes Pending before its name: killed in between, it leaves a run that no worker takes."""
-    unsigned, signed, elsewhere = (started(deployed, Pending()) for _ in range(3))
+    unsigned, signed, elsewhere = (start_run(deployed, Pending()) for _ in range(3))
     belongs_to(signed, deployed, GONE)
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(elsewhere, {operating.WORKER_LABEL: "other-host-1"})  # type: ignore[arg-type]
@@ -411,19 +411,19 @@ def test_a_run_that_was_taken_and_never_started_is_scheduled_again(
     monkeypatch.setattr(operating, "STARTING", timedelta(0))
     done = "\n".join(watchdog.look())
     assert [done.count(run_id) for run_id in (unsigned, signed, elsewhere)] == [1, 1, 0]
-    kinds = [state_of(run_id).type for run_id in (unsigned, signed, elsewhere)]
+    kinds = [read_state(run_id).type for run_id in (unsigned, signed, elsewhere)]
     assert kinds == [StateType.SCHEDULED, StateType.SCHEDULED, StateType.PENDING]
     assert watchdog.look() == []
 
 
 def test_a_working_run_that_missed_its_beats_in_an_outage_runs_again(deployed: Settings) -> None:
-    run_id = started(deployed, Running())
+    run_id = start_run(deployed, Running())
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "prefect.engine"])
     try:
         belongs_to(run_id, deployed, process.pid)
         put(run_id, Crashed(message=f"{NO_HEARTBEAT} for 90 s"))
         assert len(Watchdog(deployed).look()) == 1
-        assert state_of(run_id).type is StateType.RUNNING
+        assert read_state(run_id).type is StateType.RUNNING
         put(run_id, Crashed(message="a crash that its own process told"))
         assert Watchdog(deployed).look() == []
     finally:
@@ -433,7 +433,7 @@ def test_a_working_run_that_missed_its_beats_in_an_outage_runs_again(deployed: S
 
 def test_a_run_that_finished_while_the_server_was_away_has_completed(deployed: Settings) -> None:
     """Its process had its result and could not tell; the automation may have marked it before anybody looked."""
-    silent, marked = started(deployed, Running()), started(deployed, Running())
+    silent, marked = start_run(deployed, Running()), start_run(deployed, Running())
     for run_id in (silent, marked):
         belongs_to(run_id, deployed, GONE)
         result = RunResult(
@@ -447,4 +447,4 @@ def test_a_run_that_finished_while_the_server_was_away_has_completed(deployed: S
     assert len(watchdog.look()) == 1
     assert len(watchdog.look()) == 1
     for run_id in (silent, marked):
-        assert (state_of(run_id).type, state_of(run_id).message) == (StateType.COMPLETED, "2 nodes finished.")
+        assert (read_state(run_id).type, read_state(run_id).message) == (StateType.COMPLETED, "2 nodes finished.")

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Late, Paused, Pending, Running, Suspended
 
 from flows.qa_pipeline import qa_pipeline
-from tests.flows.real_stack import until
+from tests.flows.real_stack import wait_until
 from trainyard.app.run_records import NodeState
 from trainyard.app.services import worker_name
 from trainyard.errors import InvalidInput, NotFound
@@ -115,7 +115,7 @@ def test_a_run_that_a_schedule_has_planned_is_a_job_once_it_is_due(deployed: Set
     deployment.entrypoint = "flows/qa_pipeline.py:qa_pipeline"
     scheduled_by = DeploymentFilter.model_validate({"id": {"any_": [deployment.apply()]}})
     with get_client(sync_client=True) as client:
-        until(lambda: client.read_flow_runs(deployment_filter=scheduled_by), 60, "the calendar")
+        wait_until(lambda: client.read_flow_runs(deployment_filter=scheduled_by), 60, "the calendar")
         planned = client.read_flow_runs(deployment_filter=scheduled_by)
         assert all(run.auto_scheduled and JOB_TAG in run.tags for run in planned)
         assert not {run.id for run in planned} & {run.id for run in listing.read_job_runs(client)}

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.flows.real_stack import Stack, until
+from tests.flows.real_stack import Stack, wait_until
 from tests.unit.backends.session_host import ROWS
 from trainyard.backends.sessions.records import folder_of_session
 from trainyard.compute.events import read_events
@@ -64,7 +64,7 @@ def test_a_session_is_a_run_that_holds_the_device(stack: Stack) -> None:
 def test_a_killed_session_is_resumed_where_it_was_saved(stack: Stack) -> None:
     session = create(stack)
     train_step(stack, session)
-    until(lambda: show(stack, session)["saved_op_seq"] == 4, 60, "the checkpoint")
+    wait_until(lambda: show(stack, session)["saved_op_seq"] == 4, 60, "the checkpoint")
     first = show(stack, session)["run"]
     os.kill(child(stack, session), signal.SIGKILL)
     stack.wait_for_state(first, "FAILED", seconds=60)
@@ -97,8 +97,8 @@ def test_the_flow_that_dies_takes_its_process_with_it(stack: Stack) -> None:
     train_step(stack, session)
     run, pid = show(stack, session)["run"], child(stack, session)
     stack.flow_process(run).send_signal(signal.SIGKILL)
-    until(lambda: not psutil.pid_exists(pid), 60, "the child's end")
-    until(lambda: show(stack, session)["state"] in ("lost", "ended"), 30)
+    wait_until(lambda: not psutil.pid_exists(pid), 60, "the child's end")
+    wait_until(lambda: show(stack, session)["state"] in ("lost", "ended"), 30)
     resumed = stack.json("sessions", "resume", session, "--wait")
     assert (resumed["global_step"], resumed["resumed_after"]) == (1, 4), "an orphan saves before it ends"
     stack.json("sessions", "close", session)
@@ -108,14 +108,14 @@ def test_a_cancelled_run_saves_its_session_and_a_waiting_one_is_cancelled(stack:
     session = create(stack)
     train_step(stack, session)
     waiting = str(stack.json("sessions", "create", *SETTINGS)["id"])
-    until(lambda: show(stack, waiting)["detail"] == "waiting for the device", 60)
+    wait_until(lambda: show(stack, waiting)["detail"] == "waiting for the device", 60)
     closed = stack.json("sessions", "close", waiting)
     assert closed["state"] in ("ended", "pending")
-    until(lambda: show(stack, waiting)["state"] == "ended", 60)
+    wait_until(lambda: show(stack, waiting)["state"] == "ended", 60)
     run = show(stack, session)["run"]
     stack.command("jobs", "cancel", run)
     ended = stack.state_of(run)["type"]
     if ended not in ("CANCELLED", "CANCELLING"):
         stack.json("sessions", "close", session)
-    until(lambda: show(stack, session)["state"] == "ended", 60)
+    wait_until(lambda: show(stack, session)["state"] == "ended", 60)
     assert show(stack, session)["saved_op_seq"] == 4

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.real_stack import Stack, kill_tree, until
+from tests.flows.real_stack import Stack, kill_tree, wait_until
 from trainyard.app.services import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
@@ -49,7 +49,7 @@ def test_a_run_is_watched_to_its_end(stack: Stack) -> None:
 def test_a_worker_that_is_killed_in_a_training_and_started_again(stack: Stack) -> None:
     started = stack.json(*job(4000))
     run_id = started["run_id"]
-    until(lambda: stack.last_progress(run_id) > 0.02, 120)
+    wait_until(lambda: stack.last_progress(run_id) > 0.02, 120)
     worker = running(stack.settings, "worker")
     assert worker is not None
     kill_tree(worker.pid)
@@ -66,14 +66,14 @@ def test_a_worker_that_is_killed_in_a_training_and_started_again(stack: Stack) -
 
 def test_a_run_outlives_its_worker(stack: Stack) -> None:
     run_id = stack.json(*job(800))["run_id"]
-    until(lambda: stack.last_progress(run_id) > 0.02, 120)
+    wait_until(lambda: stack.last_progress(run_id) > 0.02, 120)
     worker = running(stack.settings, "worker")
     assert worker is not None
     assert worker.process() is not None
     os.kill(worker.pid, signal.SIGKILL)
     again = stack.command("up")
     assert run_id not in again.stderr, "the run's process lives, so the run is not dead"
-    until(lambda: stack.state_of(run_id)["type"] not in ("RUNNING", "PENDING"), 240)
+    wait_until(lambda: stack.state_of(run_id)["type"] not in ("RUNNING", "PENDING"), 240)
     assert stack.state_of(run_id)["type"] == "COMPLETED"
     assert "2 nodes finished" in stack.state_of(run_id)["message"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.flows.real_stack import Stack, standing, until
+from tests.flows.real_stack import Stack, standing, wait_until
 from trainyard.app.services import running
 from trainyard.stores.auth_string import read_auth
 from trainyard.stores.live.job_ids import derive_job_id
@@ -59,7 +59,7 @@ def start_on_page(stack: Stack, name: str, **parameters: Any) -> str:
     return str(answer.json()["id"])
 
 
-def end_of(stack: Stack, run_id: str) -> str:
+def wait_for_failure(stack: Stack, run_id: str) -> str:
     """Wait until a run has failed and return its message."""
     stack.wait_for_state(run_id, "FAILED", "CRASHED", "COMPLETED", seconds=180)
     state = stack.state_of(run_id)
@@ -71,14 +71,14 @@ def require_everywhere(stack: Stack, run_id: str, error: str) -> None:
     """The job with its error: over REST, where the dashboard reads it, in `jobs list` and in `jobs show`."""
     job_id = derive_job_id(run_id)
 
-    def listed() -> dict[str, Any]:
-        return row_of(stack_client.get("/jobs").json()["jobs"], job_id)
+    def list_job() -> dict[str, Any]:
+        return find_row(stack_client.get("/jobs").json()["jobs"], job_id)
 
     with rest(stack) as stack_client:
-        took = until(lambda: listed().get("state") == "failed", SEEN_S, "the REST list")
+        took = wait_until(lambda: list_job().get("state") == "failed", SEEN_S, "the REST list")
         print(f"failed in the REST list {took:.2f} s after its end")
-        rows = [listed(), stack_client.get(f"/jobs/{job_id}").json()]
-    rows += [row_of(stack.json("jobs", "list")["jobs"], job_id)]
+        rows = [list_job(), stack_client.get(f"/jobs/{job_id}").json()]
+    rows += [find_row(stack.json("jobs", "list")["jobs"], job_id)]
     rows += [stack.json("jobs", "show", run_id[:8])]
     for row in rows:
         assert row["run_id"] == run_id
@@ -93,13 +93,13 @@ def rest(stack: Stack) -> httpx.Client:
     return httpx.Client(base_url=f"{api.url}/api/v1", headers=headers, timeout=60)
 
 
-def row_of(rows: list[dict[str, Any]], job_id: str) -> dict[str, Any]:
+def find_row(rows: list[dict[str, Any]], job_id: str) -> dict[str, Any]:
     return next((row for row in rows if row["id"] == job_id), {})
 
 
 def test_a_template_that_prefect_starts_and_that_is_refused_is_a_job(stack: Stack, tmp_path: Path) -> None:
     run_id = deploy_run(stack, "rag-tuning/local", tmp_path, documents="missing")
-    message = end_of(stack, run_id)
+    message = wait_for_failure(stack, run_id)
     assert "E-DATA-NOT-FOUND data-source.config.path: There is no file or folder 'missing'." in message
     assert f"It was looked for in {stack.work}" in message, "the folder where `up` was called"
     require_everywhere(stack, run_id, "E-DATA-NOT-FOUND")
@@ -117,16 +117,16 @@ def test_a_chain_that_prefect_starts_and_that_is_refused_is_a_job(
     stack: Stack, node: dict[str, Any], error: str
 ) -> None:
     run_id = start_on_page(stack, "chain/adhoc", spec={"nodes": [node, {"type": "trainer"}]})
-    assert error in end_of(stack, run_id)
+    assert error in wait_for_failure(stack, run_id)
     require_everywhere(stack, run_id, error)
 
 
 def test_a_chain_without_a_trainer_is_no_job(stack: Stack) -> None:
     source = {"type": "data_source", "config": {"path": "missing.jsonl"}}
     run_id = start_on_page(stack, "chain/adhoc", spec={"nodes": [source]})
-    assert "E-DATA-NOT-FOUND" in end_of(stack, run_id)
+    assert "E-DATA-NOT-FOUND" in wait_for_failure(stack, run_id)
     with rest(stack) as client:
-        assert not row_of(client.get("/jobs").json()["jobs"], derive_job_id(run_id))
+        assert not find_row(client.get("/jobs").json()["jobs"], derive_job_id(run_id))
 
 
 def test_a_relative_path_means_the_same_to_prefect_and_to_rest(stack: Stack) -> None:

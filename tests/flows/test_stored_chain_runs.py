@@ -36,7 +36,7 @@ def deployed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Set
     return settings()
 
 
-def found_ids(result: Any) -> set[str]:
+def list_run_ids(result: Any) -> set[str]:
     return {run.id for run in result.runs}
 
 
@@ -45,19 +45,19 @@ def test_runs_of_a_stored_chain(deployed: Settings, tiny_model: Path, monkeypatc
         monkeypatch.delenv("PREFECT_HOME", raising=False)  # which the call before has set, for a server of this home
         return execute_operation(operation, build_request(operation, fields), Context(deployed, say=lambda _: None))
 
-    def body(steps: int) -> dict[str, Any]:
+    def build_body(steps: int) -> dict[str, Any]:
         config = {"base_model": str(tiny_model), "hyperparameters": {"max_steps": steps}}
         source = {"type": "data_source", "config": {"path": "rows.jsonl"}}
         return {"name": "guide", "nodes": [source, {"type": "trainer", "config": config}]}
 
-    stored = do("chains create", spec=body(1))
+    stored = do("chains create", spec=build_body(1))
     assert do("chains show", chain="guide").last_run is None
     first = do("chains run", chain="guide")
-    newer = do("chains update", chain="guide", spec=body(2), if_match=stored.etag)
+    newer = do("chains update", chain="guide", spec=build_body(2), if_match=stored.etag)
     second, old = do("chains run", chain=stored.id, tags=("mine",)), do("chains run", chain=stored.id, revision=1)
     assert (first.digest, second.digest, old.digest) == (stored.digest, newer.digest, stored.digest)
     assert stored.digest != newer.digest
-    assert found_ids(do("chains runs", chain="guide")) == {first.id, second.id, old.id}
+    assert list_run_ids(do("chains runs", chain="guide")) == {first.id, second.id, old.id}
     assert (second.chain_id, second.chain, second.revision) == (stored.id, "guide", 2)
     last = do("chains show", chain="guide").last_run
     assert (last.id, last.revision, last.state) == (old.id, 1, JobState.PENDING)

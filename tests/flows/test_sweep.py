@@ -17,9 +17,8 @@ from trainyard.app.run_records import read_events, read_result
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.sweeps.asha import Trial, TrialState
-from trainyard.sweeps.folder import dump_spec, read_record, sweep_folder
 from trainyard.sweeps.spec import SweepSpec, parse_range
-from trainyard.sweeps.study import STUDY_FILE, SweepStudy
+from trainyard.sweeps.study import STUDY_FILE, SweepStudy, dump_spec, read_record, sweep_folder
 
 pytestmark = [pytest.mark.usefixtures("prefect"), pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -45,18 +44,18 @@ def spec(home: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep
     )  # fmt: skip
 
 
-def carry_out(spec: SweepSpec) -> State[Any]:
+def run_sweep(spec: SweepSpec) -> State[Any]:
     return asyncio.run(sweep(SweepSpec.model_validate(dump_spec(spec)), return_state=True))
 
 
-def trials_of(spec: SweepSpec) -> list[Trial]:
+def read_trials(spec: SweepSpec) -> list[Trial]:
     return SweepStudy(sweep_folder(settings(), spec.name), spec).trials()
 
 
 def test_the_best_third_continues_and_the_data_is_made_once(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = carry_out(spec)
+    state = run_sweep(spec)
     assert state.is_completed(), state.message
-    trials = trials_of(spec)
+    trials = read_trials(spec)
     assert Counter(trial.state for trial in trials) == {TrialState.STOPPED: 2, TrialState.COMPLETED: 1}
     best = next(trial for trial in trials if trial.state is TrialState.COMPLETED)
     assert best.found[LEVELS[0]] == min(trial.found[LEVELS[0]] for trial in trials)
@@ -80,9 +79,9 @@ def test_the_best_third_continues_and_the_data_is_made_once(spec: SweepSpec, mon
     value = parse_range("", f"choice({best.params['trainer.learning_rate']!r})")
     parameters = {"trainer.learning_rate": value}
     again = spec.model_copy(update={"name": "again", "trials": 1, "parameters": parameters})
-    state = carry_out(again)
+    state = run_sweep(again)
     assert state.is_completed(), state.message
-    assert [trial.value for trial in trials_of(again)] == [best.value]
+    assert [trial.value for trial in read_trials(again)] == [best.value]
 
 
 def test_a_training_that_is_killed_each_time_is_a_failed_trial(
@@ -90,14 +89,14 @@ def test_a_training_that_is_killed_each_time_is_a_failed_trial(
 ) -> None:
     monkeypatch.setenv("TRAINYARD_FAULT", "step.1")
     small_spec = spec.model_copy(update={"trials": 1})
-    state = carry_out(small_spec)
+    state = run_sweep(small_spec)
     assert state.is_failed()
     assert "No trial finished. Trial 0: E-KILLED" in str(state.message)
-    (trial,) = trials_of(small_spec)
+    (trial,) = read_trials(small_spec)
     assert (trial.state, trial.code) == (TrialState.FAILED, "E-KILLED")
 
 
-def folders_of(spec: SweepSpec) -> set[str]:
+def list_folders(spec: SweepSpec) -> set[str]:
     """The work folders of the sweep's trainings in its present run."""
     events = read_events(settings().runs / read_record(settings(), spec.name).run_id)
     return {event["folder"] for event in events if event["event"] == "job"}
@@ -105,11 +104,11 @@ def folders_of(spec: SweepSpec) -> set[str]:
 
 def test_a_sweep_whose_run_is_gone_continues_its_trainings_in_another_one(spec: SweepSpec) -> None:
     single = spec.model_copy(update={"trials": 1})
-    assert carry_out(single).is_completed()
-    before, run_id = folders_of(single), read_record(settings(), spec.name).run_id
+    assert run_sweep(single).is_completed()
+    before, run_id = list_folders(single), read_record(settings(), spec.name).run_id
     (sweep_folder(settings(), spec.name) / STUDY_FILE).unlink()
     shutil.rmtree(settings().artifacts)
-    assert carry_out(single).is_completed()
+    assert run_sweep(single).is_completed()
     assert read_record(settings(), spec.name).run_id != run_id
-    assert folders_of(single) == before
+    assert list_folders(single) == before
     assert len(before) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.flows.real_stack import Stack, standing, until
+from tests.flows.real_stack import Stack, standing, wait_until
 from trainyard.app.services import running
 from trainyard.operations.table import OPERATIONS, find_route
 
@@ -28,21 +28,21 @@ def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterato
         yield stack
 
 
-def client_of(stack: Stack, tenant: str, name: str = "") -> httpx.Client:
+def make_client(stack: Stack, tenant: str, name: str = "") -> httpx.Client:
     token = stack.json("tokens", "create", "--name", name or tenant, "--scope", "run", "--tenant", tenant)["token"]
     api = running(stack.settings, "api")
     assert api is not None
     return httpx.Client(base_url=f"{api.url}/api/v1", headers={"authorization": f"Bearer {token}"}, timeout=60)
 
 
-def paths_of(kind: str, identifier: str) -> list[tuple[str, str]]:
+def list_paths(kind: str, identifier: str) -> list[tuple[str, str]]:
     """Every route that names a job, or a session."""
     routes = [find_route(name) for name in OPERATIONS]
     values = {kind: identifier, "op_seq": "1", "name": "forward-1-logits", "node": "trainer"}
     return [(method, path.removeprefix("/api/v1").format(**values)) for method, path in routes if f"{{{kind}}}" in path]
 
 
-def body_of(path: str) -> dict[str, Any]:
+def choose_body(path: str) -> dict[str, Any]:
     """What a route of a session needs, so that it is refused for its session alone."""
     needed: dict[str, dict[str, Any]] = {
         "backward": {"forward_id": "x"}, "save": {"name": "x"}, "load": {"name": "x"}, "generate": {"prompts": ["a"]},
@@ -52,16 +52,16 @@ def body_of(path: str) -> dict[str, Any]:
 
 
 def test_what_one_tenant_started_does_not_exist_for_another(stack: Stack) -> None:
-    with client_of(stack, "blue") as blue, client_of(stack, "red") as red:
+    with make_client(stack, "blue") as blue, make_client(stack, "red") as red:
         job = blue.post("/jobs", json={"dataset": {"path": "own.jsonl"}, "hyperparameters": {"max_steps": 2}})
         assert job.status_code == 202, job.text
         session = blue.post("/sessions", json={"stage": "sft", "method": "lora"})
         assert session.status_code == 202, session.text
         ids = {"job": job.json()["id"], "session": session.json()["id"]}
-        until(lambda: blue.get(f"/jobs/{ids['job']}").status_code == 200, 60, "the job in the index")
+        wait_until(lambda: blue.get(f"/jobs/{ids['job']}").status_code == 200, 60, "the job in the index")
         for kind, identifier in ids.items():
-            for method, path in paths_of(kind, identifier):
-                answer = red.request(method, path, **({} if method == "GET" else {"json": body_of(path)}))
+            for method, path in list_paths(kind, identifier):
+                answer = red.request(method, path, **({} if method == "GET" else {"json": choose_body(path)}))
                 assert (answer.status_code, identifier in answer.text) == (404, True), (method, path, answer.text)
                 assert "blue" not in answer.text
         for stream in ("", "/logs", "/metrics"):
@@ -75,7 +75,7 @@ def test_what_one_tenant_started_does_not_exist_for_another(stack: Stack) -> Non
 
 def job_of_token(stack: Stack, tenant: str) -> tuple[httpx.Client, dict[str, Any]]:
     """A job that a token of the same name, of another tenant each time, starts twice with the same key."""
-    client = client_of(stack, tenant, "again")
+    client = make_client(stack, tenant, "again")
     body = {"dataset": {"path": "own.jsonl"}, "hyperparameters": {"max_steps": 6, "seed": 11}, "name": "equal"}
     answers = [client.post("/jobs", json=body, headers={"idempotency-key": "the-same-key"}) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [202, 202], [answer.text for answer in answers]
@@ -96,9 +96,9 @@ def test_equal_jobs_of_tokens_of_one_name_share_nothing(stack: Stack) -> None:
     assert first["run_id"] != second["run_id"]
     folders = [Path(stack.events(job["run_id"], "job")[-1]["folder"]) for job in jobs]
     assert folders[0] != folders[1]
-    with client_of(stack, "red", "other") as red:
+    with make_client(stack, "red", "other") as red:
         assert red.get(f"/jobs/{first['id']}").status_code == 404
-        until(lambda: red.get(f"/jobs/{second['id']}").status_code == 200, 60, "the job in the index")
+        wait_until(lambda: red.get(f"/jobs/{second['id']}").status_code == 200, 60, "the job in the index")
         log = red.get(f"/jobs/{second['id']}/logs").text
         metrics = red.get(f"/jobs/{second['id']}/metrics").text
         assert not [text for text in (log, metrics) if first["run_id"] in text or str(folders[0]) in text]

@@ -14,7 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 
-from tests.flows.chain_runs import result_of
+from tests.flows.chain_runs import read_run_result
 from trainyard.app.run_records import read_events
 from trainyard.compute.services import Service, record_path, write_record
 from trainyard.prefect_api.states import run_state
@@ -48,8 +48,8 @@ def documents(tmp_path: Path) -> Path:
     return folder
 
 
-def states_of(state: State[Any]) -> dict[str, str]:
-    return {node.id: node.state.value for node in result_of(state).nodes}
+def list_states(state: State[Any]) -> dict[str, str]:
+    return {node.id: node.state.value for node in read_run_result(state).nodes}
 
 
 def read_run(state: State[Any]) -> FlowRun:
@@ -60,7 +60,7 @@ def read_run(state: State[Any]) -> FlowRun:
     return asyncio.run(read())
 
 
-def artifacts_of(state: State[Any]) -> dict[str, Any]:
+def read_artifacts(state: State[Any]) -> dict[str, Any]:
     async def read() -> list[Any]:
         async with get_client() as client:
             run_filter = ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])
@@ -74,7 +74,7 @@ def test_a_diamond_finishes_in_order(documents: Path) -> None:
     assert state.is_completed()
     assert shapes.MADE[0] == "a"
     assert shapes.MADE[-1] == "d"
-    assert result_of(state).message == "4 nodes finished."
+    assert read_run_result(state).message == "4 nodes finished."
 
 
 def test_independent_branches_run_at_once(documents: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_failed_node_costs_only_its_descendants(documents: Path) -> None:
     shapes.FAILING.add("d")
     state = walk_shape(chain_of(TEN, documents))
     assert state.is_failed()
-    assert states_of(state) == {
+    assert list_states(state) == {
         "a": "completed", "b": "completed", "c": "completed", "d": "failed", "e": "skipped", "f": "skipped",
         "g": "skipped", "h": "completed", "i": "completed", "j": "skipped",
     }  # fmt: skip
@@ -112,7 +112,7 @@ def test_a_gate_that_says_no_completes_the_run_and_lists_why(documents: Path) ->
     state = walk_shape(chain_of(DIAMOND, documents))
     assert (state.is_completed(), state.name) == (True, "NotDeployed")
     assert run_state(state) == (JobState.COMPLETED, "not deployed")
-    result = result_of(state)
+    result = read_run_result(state)
     assert (result.state, result.detail, result.exit_code) == ("completed", "not deployed", 9)
     assert result.gate is not None
     assert (result.gate.node, result.gate.passed) == ("b", ("em/c: fine",))
@@ -123,14 +123,14 @@ def test_a_gate_that_says_no_completes_the_run_and_lists_why(documents: Path) ->
         "Skipped because of that: d.",
         "Train.",
     ]
-    assert states_of(state) == {"a": "completed", "b": "completed", "c": "completed", "d": "skipped"}
+    assert list_states(state) == {"a": "completed", "b": "completed", "c": "completed", "d": "skipped"}
 
 
 def test_a_gate_that_says_no_does_not_hide_a_failure(documents: Path) -> None:
     shapes.CLOSED.add("b")
     shapes.FAILING.add("c")
     state = walk_shape(chain_of(DIAMOND, documents))
-    result = result_of(state)
+    result = read_run_result(state)
     assert (state.is_failed(), result.detail, result.exit_code) == (True, "", 1)
     assert "1 of 4 nodes failed: c." in result.message
     assert result.gate is not None
@@ -148,8 +148,8 @@ def test_a_gate_decides_again_in_the_next_run(documents: Path) -> None:
 def test_a_fault_of_ours_is_a_failed_node_too(documents: Path) -> None:
     shapes.CRASHING.add("b")
     state = walk_shape(chain_of(DIAMOND, documents))
-    assert states_of(state) == {"a": "completed", "b": "failed", "c": "completed", "d": "skipped"}
-    assert "ZeroDivisionError" in result_of(state).node("b").message
+    assert list_states(state) == {"a": "completed", "b": "failed", "c": "completed", "d": "skipped"}
+    assert "ZeroDivisionError" in read_run_result(state).node("b").message
 
 
 def test_finished_nodes_are_reused_by_the_next_run(documents: Path) -> None:
@@ -158,7 +158,7 @@ def test_finished_nodes_are_reused_by_the_next_run(documents: Path) -> None:
     shapes.reset()
     state = walk_shape(chain_of(DIAMOND, documents))
     assert shapes.MADE == ["d"]
-    assert states_of(state) == {"a": "reused", "b": "reused", "c": "reused", "d": "completed"}
+    assert list_states(state) == {"a": "reused", "b": "reused", "c": "reused", "d": "completed"}
     assert state.message == "4 nodes finished, 3 of them reused."
 
 
@@ -183,12 +183,12 @@ def test_a_run_from_a_node_makes_it_and_what_is_after_it_anew(documents: Path) -
     with tags("refresh-from:b"):
         state = walk_shape(chain_of(DIAMOND, documents))
     assert sorted(shapes.MADE) == ["b", "d"]
-    assert states_of(state) == {"a": "reused", "b": "completed", "c": "reused", "d": "completed"}
+    assert list_states(state) == {"a": "reused", "b": "completed", "c": "reused", "d": "completed"}
 
 
 def test_changed_bytes_in_the_store_fail_the_node(documents: Path) -> None:
     state = walk_shape(chain_of({"a": []}, documents))
-    output = next(iter(result_of(state).node("a").outputs.values()))
+    output = next(iter(read_run_result(state).node("a").outputs.values()))
     (output.path / "text").write_text("changed")
     again = walk_shape(chain_of({"a": []}, documents))
     assert again.is_failed()
@@ -200,14 +200,14 @@ def test_a_run_keeps_its_name_and_is_tagged(documents: Path) -> None:
     with tags("mine"):
         state = walk_shape(chain)
     run = read_run(state)
-    assert run.name == result_of(state).name
+    assert run.name == read_run_result(state).name
     assert not run.name.startswith("shape-"), "the one that Prefect gave it, as nobody asked for another"
     assert {"mine", "chain:shape", "tenant:default"} <= set(run.tags)
 
 
 def test_plan_progress_and_report_are_artifacts(documents: Path) -> None:
     shapes.FAILING.add("b")
-    artifacts = artifacts_of(walk_shape(chain_of(DIAMOND, documents)))
+    artifacts = read_artifacts(walk_shape(chain_of(DIAMOND, documents)))
     assert set(artifacts) == {"shape-plan", "shape-progress", "shape-report"}
     assert artifacts["shape-progress"].data == 100
     assert "| b | failed |" in artifacts["shape-report"].data
@@ -219,7 +219,7 @@ def test_the_page_of_the_run_in_the_dashboard_is_a_link(documents: Path) -> None
     write_record(record_path(settings(), "api"), service)
     state = walk_shape(chain_of({"a": []}, documents))
     run_id = str(state.state_details.flow_run_id)
-    assert f"(http://127.0.0.1:8898/dashboard/jobs/{run_id})" in artifacts_of(state)["shape-dashboard"].data
+    assert f"(http://127.0.0.1:8898/dashboard/jobs/{run_id})" in read_artifacts(state)["shape-dashboard"].data
 
 
 def test_events_tell_the_story(documents: Path) -> None:

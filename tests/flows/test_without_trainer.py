@@ -67,11 +67,11 @@ def copy_data(context: Context, tenant: str) -> None:
     shutil.copy(context.settings.working_folder / "data.jsonl", folder)
 
 
-def created(context: Context, **more: Any) -> RunResult:
+def create_job(context: Context, **more: Any) -> RunResult:
     return jobs.create_job(jobs.requests.CreateInput(parameters=JOB, **more), context)
 
 
-def state_of(run_id: str) -> State[Any]:
+def read_state(run_id: str) -> State[Any]:
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(run_id).state  # type: ignore[arg-type]
     assert state is not None
@@ -101,7 +101,7 @@ def install_mlx(home: Path) -> None:
 
 @pytest.mark.parametrize("watch", [False, True])
 def test_a_job_without_its_trainer_is_recorded_and_says_what_it_waits_for(context: Context, watch: bool) -> None:
-    answer = created(context, watch=watch)
+    answer = create_job(context, watch=watch)
     assert (answer.state, answer.exit_code) == (JobState.PENDING, 0)
     text = render("jobs create", answer)
     assert "no trainer installed: mlx is not installed" in text
@@ -116,23 +116,23 @@ def test_a_job_without_its_trainer_is_recorded_and_says_what_it_waits_for(contex
 
 
 def test_it_is_started_by_resume_once_the_trainer_is_there(context: Context, home: Path) -> None:
-    run_id = created(context).run_id
+    run_id = create_job(context).run_id
     with pytest.raises(Unavailable, match=f"R-BACKEND-MISSING: The job .* still waits.*{INSTALL}") as answer:
         jobs.resume_job(jobs.requests.ResumeInput(job=run_id), context)
     assert answer.value.exit_code == 7
-    assert states.waits_for_trainer(state_of(run_id))
+    assert states.waits_for_trainer(read_state(run_id))
     install_mlx(home)
     jobs.resume_job(jobs.requests.ResumeInput(job=run_id), context)
-    assert states.run_state(state_of(run_id)) == (JobState.PENDING, "resuming")
+    assert states.run_state(read_state(run_id)) == (JobState.PENDING, "resuming")
     assert due(run_id)
 
 
 def test_it_can_be_cancelled_and_not_paused(context: Context) -> None:
-    run_id = created(context).run_id
+    run_id = create_job(context).run_id
     with pytest.raises(Conflict, match=r"cannot be paused: it is pending \(no trainer installed\)"):
         jobs.pause_job(jobs.requests.StopInput(job=run_id), context)
     jobs.cancel_job(jobs.requests.StopInput(job=run_id), context)
-    assert state_of(run_id).type is StateType.CANCELLED
+    assert read_state(run_id).type is StateType.CANCELLED
 
 
 def test_the_server_takes_a_body_in_the_words_of_other_tools_and_gets_ours(context: Context) -> None:

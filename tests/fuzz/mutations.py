@@ -115,7 +115,7 @@ INSIDE: dict[str, Mutate] = {".docx": mutate_archive, ".gz": mutate_gzip}
 """File name extension -> how the content is changed; half of the inputs are changed as bytes instead."""
 
 
-def input_of(seeds: list[tuple[str, bytes]], seed: int, number: int) -> tuple[str, bytes]:
+def make_input(seeds: list[tuple[str, bytes]], seed: int, number: int) -> tuple[str, bytes]:
     """(name, data) of input `number`; the first inputs are the seeds themselves."""
     if number < len(seeds):
         return seeds[number]

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.mutations import input_of
+from tests.fuzz.mutations import make_input
 from tests.fuzz.planted import plant
 from tests.fuzz.targets import HANG_S, TARGETS, Run
 from trainyard.sandbox.limits import allow_cpu, die_with_parent, limit_memory
@@ -116,7 +116,7 @@ class Fuzzing:
         for number in range(first, first + INPUTS_PER_CHILD):
             if time.monotonic() > self.deadline:
                 return
-            name, data = input_of(self.seeds, self.report.seed, number)
+            name, data = make_input(self.seeds, self.report.seed, number)
             allow_cpu(HANG_S)
             try:
                 self.run(name, data)
@@ -125,7 +125,7 @@ class Fuzzing:
             except MemoryError:
                 tell(send, "memory", f"over {MEMORY_BYTES >> 20} MiB in {name}", number)
             except Exception as error:
-                tell(send, "uncoded", f"{type(error).__name__} at {where(error)}", number)
+                tell(send, "uncoded", f"{type(error).__name__} at {locate_error(error)}", number)
             allow_cpu(0)
             if unclosed:
                 tell(send, "unclosed", unclosed[0], number)
@@ -160,7 +160,7 @@ def tell(send: int, kind: str, location: str, number: int) -> None:
     os.write(send, json.dumps([kind, location, number]).encode() + b"\n")
 
 
-def where(error: BaseException) -> str:
+def locate_error(error: BaseException) -> str:
     """The last line of our own code that an exception passed."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(str(OWN))]
     own_frames = [frame for frame in frames if "/.venv/" not in frame.filename]
@@ -170,7 +170,7 @@ def where(error: BaseException) -> str:
 
 def replay(target: str, seed: int, number: int) -> Iterator[str]:
     """Run one input in this process, without limits; yields its name and length first."""
-    name, data = input_of(TARGETS[target].seeds(target), seed, number)
+    name, data = make_input(TARGETS[target].seeds(target), seed, number)
     yield f"{name}, {len(data):,} bytes: {data[:200]!r}"
     TARGETS[target].run(name, data)
     yield "read"

@@ -78,19 +78,19 @@ def build(platform: Platform, base: Path, tmp_path: Path) -> Build:
     `name` of a folder that was built before builds the same job there again; `device` takes another device.
     """
 
-    def run_of(
+    def assemble_run(
         config: dict[str, Any], *, rows: Sequence[Row] | None = None, name: str = "", device: str = ""
     ) -> NativeRun:
         folder = tmp_path / (name or f"run-{len(list(tmp_path.iterdir()))}")
         at = Platform(device) if device else platform
-        port = port_of(config["stage"])
+        port = find_port(config["stage"])
         port_rows = rows_of_ports(ROWS, LENGTH)[port] if rows is None else rows
         return assembled(folder, base, {port: port_rows}, {**config, "device": at.device}, at)
 
-    return run_of
+    return assemble_run
 
 
-def port_of(stage: str | dict[str, Any]) -> Port:
+def find_port(stage: str | dict[str, Any]) -> Port:
     return Stage(stage if isinstance(stage, str) else stage["type"]).facts.ports[0]
 
 

@@ -18,7 +18,7 @@ LARGE = 1 << 30
 """Bytes of a state whose copy into host memory is measurable: about 40 ms."""
 
 
-def state(platform: Platform, size: int = 1 << 20) -> dict[str, torch.Tensor]:
+def make_state(platform: Platform, size: int = 1 << 20) -> dict[str, torch.Tensor]:
     return {
         "a": torch.randn(size, device=platform.device),
         "b": torch.arange(7, device=platform.device),
@@ -33,7 +33,7 @@ def test_what_was_saved_comes_back_although_training_went_on(
 ) -> None:
     if not room:
         monkeypatch.setattr(host_buffer, "SPARE", 1e12)  # no card has the room for a copy
-    tensors = state(platform)
+    tensors = make_state(platform)
     before = {name: value.cpu().clone() for name, value in tensors.items()}
     with CheckpointWriter(tmp_path) as writer:
         for step in (1, 2):
@@ -46,7 +46,7 @@ def test_what_was_saved_comes_back_although_training_went_on(
 
 
 def test_a_state_of_a_card_goes_through_a_copy_there_and_pinned_memory(card: Platform) -> None:
-    buffer, tensors = HostBuffer(), state(card, 1 << 24)
+    buffer, tensors = HostBuffer(), make_state(card, 1 << 24)
     buffer.stage(tensors)
     used = torch.cuda.memory_allocated()
     assert buffer.data_N.is_pinned()
@@ -57,7 +57,7 @@ def test_a_state_of_a_card_goes_through_a_copy_there_and_pinned_memory(card: Pla
 
 def test_without_room_on_the_card_no_copy_is_made_there(card: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_buffer, "SPARE", 1e12)
-    buffer, tensors = HostBuffer(), state(card, 1 << 24)
+    buffer, tensors = HostBuffer(), make_state(card, 1 << 24)
     used = torch.cuda.memory_allocated()
     buffer.stage(tensors)
     assert torch.cuda.memory_allocated() == used

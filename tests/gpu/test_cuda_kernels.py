@@ -25,7 +25,7 @@ Build = Callable[..., NativeRun]
 Needs = Callable[[str], Any]
 
 
-def rows() -> list[SftRow]:
+def make_rows() -> list[SftRow]:
     """Of very different lengths."""
     return chat_rows(ROWS, LONGEST, mean=40)
 
@@ -42,13 +42,13 @@ def settings(platform: Platform, precision: str, **engine: Any) -> Any:
 
 
 def losses(build: Build, trainer_config: Any) -> list[float]:
-    return train_steps(build(trainer_config, rows=rows()))
+    return train_steps(build(trainer_config, rows=make_rows()))
 
 
 @pytest.mark.parametrize("stage", ["sft", "cpt"])
 def test_packed_rows_train_like_padded_ones(stage: str, platform: Platform, build: Build) -> None:
     trainer_config = {**settings(platform, "fp32", batching="packed", attention="sdpa"), "stage": stage}
-    stage_rows = rows() if stage == "sft" else None
+    stage_rows = make_rows() if stage == "sft" else None
     run = build(trainer_config, rows=stage_rows)
     assert run.cut.mode == "packed", run.cut.why
     padded = build({**trainer_config, "engine": {"batching": "padded", "attention": "sdpa"}}, rows=stage_rows)
@@ -60,14 +60,14 @@ def test_flash_attention_trains_packed_rows_like_sdpa(kernel: str, card: Platfor
     needs(FLASH_PACKAGES[kernel])
     if kernel == "fa3" and not card.is_hopper():
         pytest.skip(f"{card.name()} is not a Hopper card")
-    run = build(settings(card, "bf16", batching="packed", attention=kernel), rows=rows())
+    run = build(settings(card, "bf16", batching="packed", attention=kernel), rows=make_rows())
     assert run.policy.model.config._attn_implementation == ATTENTION_NAMES[kernel]
     there = losses(build, settings(card, "bf16", batching="packed", attention="sdpa"))
     assert train_steps(run) == pytest.approx(there, rel=CLOSE_IN_BF16)
 
 
 def test_auto_takes_flash_attention_where_it_is_installed(card: Platform, build: Build) -> None:
-    run = build(settings(card, "bf16"), rows=rows())
+    run = build(settings(card, "bf16"), rows=make_rows())
     order = ("fa3", "fa2") if card.is_hopper() else ("fa2",)
     attention = next((ATTENTION_NAMES[name] for name in order if card.has(FLASH_PACKAGES[name])), KERNEL)
     assert run.policy.model.config._attn_implementation == attention
@@ -101,7 +101,7 @@ def test_torchs_flash_kernel_computes_each_sequence(heads: int, window: int | No
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_sequences_train_separately_as_with_a_mask(method: str, batching: str, card: Platform, build: Build) -> None:
     trainer_config = {**settings(card, "bf16", batching=batching, attention="sdpa"), "method": method}
-    run, masked = build(trainer_config, rows=rows()), build(trainer_config, rows=rows())
+    run, masked = build(trainer_config, rows=make_rows()), build(trainer_config, rows=make_rows())
     assert run.policy.model.config._attn_implementation == KERNEL, run.policy.facts["row_attention"]
     set_kernel(masked.policy.model.get_base_model() if method == "lora" else masked.policy.model, "sdpa")
     assert train_steps(run) == pytest.approx(train_steps(masked), rel=CLOSE_IN_BF16)
@@ -122,7 +122,7 @@ def test_ligers_cross_entropy_takes_less_memory_than_all_logits(card: Platform, 
     needs("liger_kernel")
     peaks = {}
     for head in ("full", "liger"):
-        run = build(settings(card, "bf16", head=head, batching="padded"), rows=rows())
+        run = build(settings(card, "bf16", head=head, batching="padded"), rows=make_rows())
         torch.cuda.reset_peak_memory_stats()
         train_steps(run)
         peaks[head] = torch.cuda.max_memory_allocated()

@@ -46,7 +46,7 @@ def rows_with_steps() -> list[SftRow]:
     return new_rows
 
 
-def run_of(build: Build, platform: Platform, name: str, **options: Any) -> NativeRun:
+def build_run(build: Build, platform: Platform, name: str, **options: Any) -> NativeRun:
     settings = config(platform, "sft", "full", precision="fp32", batch_size=8, max_length=96, max_steps=STEPS)
     hyper = {**settings["hyperparameters"], "learning_rate": 2e-3}
     stage = {"type": "sft", "latent": TECHNIQUES[name]}
@@ -56,13 +56,13 @@ def run_of(build: Build, platform: Platform, name: str, **options: Any) -> Nativ
 @pytest.mark.parametrize("name", [name for name in TECHNIQUES if name != "quiet_star"])
 def test_the_first_loss_is_that_of_a_cpu(name: str, card: Platform, build: Build) -> None:
     """Quiet-STaR draws its thoughts, from another generator on a card."""
-    there, here = (train_steps(run_of(build, card, name, device=device))[0] for device in ("cuda", "cpu"))
+    there, here = (train_steps(build_run(build, card, name, device=device))[0] for device in ("cuda", "cpu"))
     assert there == pytest.approx(here, rel=CLOSE)
 
 
 @pytest.mark.parametrize("name", list(TECHNIQUES))
 def test_each_technique_lowers_its_loss(name: str, platform: Platform, build: Build) -> None:
-    losses = train_steps(run_of(build, platform, name))
+    losses = train_steps(build_run(build, platform, name))
     assert losses[-1] < losses[0]
 
 

@@ -26,7 +26,7 @@ SAME_MODEL = 0.02
 Build = Callable[..., NativeRun]
 
 
-def all_rows(platform: Platform, stage: str, method: str, **hyper: Any) -> Any:
+def configure_all_rows(platform: Platform, stage: str, method: str, **hyper: Any) -> Any:
     """Every step sees all rows, so that each lowers the loss that the next one starts from."""
     return config(platform, stage, method, batch_size=8, max_steps=STEPS, learning_rate=2e-3, **hyper)
 
@@ -39,7 +39,7 @@ def test_a_method_trains_and_leaves_its_result(
     quantised = Method(method).facts.quantised
     if quantised:
         needs("bitsandbytes")
-    trainer_config = all_rows(platform, stage, method)
+    trainer_config = configure_all_rows(platform, stage, method)
     run = build(trainer_config)
     if not platform.rehearsal:
         half = Precision.BF16 if torch.cuda.is_bf16_supported(including_emulation=False) else Precision.FP16
@@ -57,13 +57,13 @@ def test_a_method_trains_and_leaves_its_result(
 
 @pytest.mark.parametrize("stage", ["sft", "dpo"])
 def test_the_first_loss_of_a_device_is_that_of_float32_on_a_cpu(stage: str, platform: Platform, build: Build) -> None:
-    here = train_steps(build(all_rows(platform, stage, "lora")), 1)
-    there = train_steps(build(all_rows(platform, stage, "lora", precision="fp32"), device="cpu"), 1)
+    here = train_steps(build(configure_all_rows(platform, stage, "lora")), 1)
+    there = train_steps(build(configure_all_rows(platform, stage, "lora", precision="fp32"), device="cpu"), 1)
     assert here == pytest.approx(there, rel=SAME_MODEL)
 
 
 def test_every_optimizer_of_torch_moves_the_weights(platform: Platform, build: Build) -> None:
     for optimizer in ("adamw", "sgd", "adafactor", "muon"):
-        run = build(all_rows(platform, "sft", "full", optimizer=optimizer))
+        run = build(configure_all_rows(platform, "sft", "full", optimizer=optimizer))
         losses = train_steps(run, 4)
         assert losses[-1] < losses[0], optimizer

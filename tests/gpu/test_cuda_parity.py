@@ -19,7 +19,7 @@ STEPS, CLOSE = 10, 1e-4
 Build = Callable[..., NativeRun]
 
 
-def plain(platform: Platform, stage: str, method: str = "full", **hyper: Any) -> Any:
+def configure_plain(platform: Platform, stage: str, method: str = "full", **hyper: Any) -> Any:
     """float32, padded batches, SDPA: nothing that a device chooses for itself."""
     hyperparameters = {"precision": "fp32", "max_steps": STEPS, "learning_rate": 1e-4, **hyper}
     return config(platform, stage, method, engine={"batching": "padded", "attention": "sdpa"}, **hyperparameters)
@@ -27,7 +27,7 @@ def plain(platform: Platform, stage: str, method: str = "full", **hyper: Any) ->
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_losses_of_a_training_are_those_of_a_cpu(stage: str, platform: Platform, build: Build) -> None:
-    trainer_config = plain(platform, stage)
+    trainer_config = configure_plain(platform, stage)
     here, there = (train_steps(build(trainer_config, device=device)) for device in (platform.device, "cpu"))
     assert len(here) == STEPS
     assert here == pytest.approx(there, abs=CLOSE)
@@ -36,7 +36,9 @@ def test_the_losses_of_a_training_are_those_of_a_cpu(stage: str, platform: Platf
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_the_gradients_of_a_batch_are_those_of_a_cpu(method: str, platform: Platform, build: Build) -> None:
-    here, there = (build(plain(platform, "sft", method), device=device) for device in (platform.device, "cpu"))
+    here, there = (
+        build(configure_plain(platform, "sft", method), device=device) for device in (platform.device, "cpu")
+    )
     weights = weights_of(here)
     gradients = []
     for run in (here, there):

@@ -54,7 +54,7 @@ class Watcher:
         return DesiredState.PAUSE
 
 
-def used_mb(platform: Platform) -> int:
+def measure_used_mb(platform: Platform) -> int:
     """Memory in use on the card by any process."""
     if platform.rehearsal:
         return 0
@@ -79,7 +79,7 @@ def test_a_paused_training_frees_the_card_and_continues(method: str, platform: P
     length, steps = 64 if platform.rehearsal else 512, STEPS[platform.rehearsal]
     trainer_config: Any = config(platform, "sft", method, max_length=length, max_steps=steps, learning_rate=1e-5)
     job = make_job(tmp_path / "rows", base, {Port.SFT: full_rows(ROWS, length)}, trainer_config)
-    folder, before = tmp_path / "work", used_mb(platform)
+    folder, before = tmp_path / "work", measure_used_mb(platform)
     folder.mkdir()
     write_json_durably(folder / SPEC_FILE, job.model_dump(mode="json"))
 
@@ -87,7 +87,7 @@ def test_a_paused_training_frees_the_card_and_continues(method: str, platform: P
     outcome = run_child(job, folder, paused)
     freed_s = time.monotonic() - paused.asked_at
     assert (outcome.status, outcome.reason, outcome.killed) == (Status.STOPPED, "pause", False), outcome
-    assert used_mb(platform) <= before + NOTHING_MB
+    assert measure_used_mb(platform) <= before + NOTHING_MB
     assert freed_s <= FREE_S, f"{freed_s:.1f} s from the request to the free card"
     assert find_newest(folder / CHECKPOINTS, None).path is not None
 

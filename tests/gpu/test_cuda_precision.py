@@ -41,7 +41,7 @@ def has_bf16() -> bool:
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def in_fp16(platform: Platform, build: Build, steps: int) -> NativeRun:
+def train_in_fp16(platform: Platform, build: Build, steps: int) -> NativeRun:
     """A training in fp16. On a CPU the engine refuses it, so a rehearsal opens the session by hand."""
     run = build(settings(platform, "fp32" if platform.rehearsal else "fp16", steps))
     if platform.rehearsal:
@@ -50,7 +50,7 @@ def in_fp16(platform: Platform, build: Build, steps: int) -> NativeRun:
 
 
 def test_fp16_trains_with_a_loss_scale_and_stays_close_to_float32(platform: Platform, build: Build) -> None:
-    run = in_fp16(platform, build, 20)
+    run = train_in_fp16(platform, build, 20)
     assert run.session.scaler.is_enabled()
     assert run.session.scaler.get_scale() == FIRST_SCALE
     half = train_steps(run)
@@ -61,7 +61,7 @@ def test_fp16_trains_with_a_loss_scale_and_stays_close_to_float32(platform: Plat
 
 
 def test_a_step_with_overflowing_gradients_is_skipped_and_counted(platform: Platform, build: Build) -> None:
-    run = in_fp16(platform, build, 6)
+    run = train_in_fp16(platform, build, 6)
     before = {name: value.detach().clone() for name, value in run.policy.model.named_parameters()}
     run.session.scaler = torch.amp.GradScaler(platform.device, init_scale=2.0**40)
     train_steps(run, 1)

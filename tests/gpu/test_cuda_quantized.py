@@ -39,7 +39,7 @@ def qlora(platform: Platform, **hyper: Any) -> Any:
     )
 
 
-def packed_bytes(run: NativeRun) -> int:
+def count_packed_bytes(run: NativeRun) -> int:
     """Bytes of the packed weights with their scales."""
     states = [value.quant_state for value in run.policy.model.parameters() if hasattr(value, "quant_state")]
     packed_sizes = [value.numel() for value in run.policy.model.parameters() if value.dtype is torch.uint8]
@@ -51,7 +51,7 @@ def test_an_nf4_base_takes_the_bits_that_the_plan_counts(platform: Platform, bui
     layers = [m for m in run.policy.model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
     assert layers
     weights = sum(layer.in_features * layer.out_features for layer in layers)
-    assert packed_bytes(run) * 8 / weights == pytest.approx(NF4_BITS, rel=0.02)
+    assert count_packed_bytes(run) * 8 / weights == pytest.approx(NF4_BITS, rel=0.02)
     assert all(str(layer.weight.device).startswith(platform.device) for layer in layers)
 
 
@@ -71,7 +71,7 @@ def test_a_base_that_is_made_on_the_device_trains_like_one_that_was_read(
         made_run = build(qlora(platform))
     kinds = [[type(module).__name__ for module in run.policy.model.modules()] for run in (read, made_run)]
     assert kinds[0] == kinds[1]
-    assert packed_bytes(made_run) == packed_bytes(read)
+    assert count_packed_bytes(made_run) == count_packed_bytes(read)
     losses = train_steps(made_run)
     assert losses[-1] < losses[0]
 

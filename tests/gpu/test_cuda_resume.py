@@ -52,7 +52,7 @@ def settings(platform: Platform, stage: str, method: str, precision: str, batchi
     )
 
 
-def started(platform: Platform, build: Build, trainer_config: Any, name: str) -> NativeRun:
+def start_run(platform: Platform, build: Build, trainer_config: Any, name: str) -> NativeRun:
     """The run of a config. fp16 is refused on a CPU, so a rehearsal opens its session by hand."""
     half = trainer_config["hyperparameters"]["precision"] == "fp16" and platform.rehearsal
     if half:
@@ -73,17 +73,17 @@ def test_a_stopped_training_continues_to_the_same_bits(
     if "qlora" in cell:
         needs("bitsandbytes")
     trainer_config = settings(platform, *cell)
-    straight = started(platform, build, trainer_config, "straight")
+    straight = start_run(platform, build, trainer_config, "straight")
     train_steps(straight)
-    again = started(platform, build, trainer_config, "again")
+    again = start_run(platform, build, trainer_config, "again")
     train_steps(again)
     assert digests(again) == digests(straight), "two trainings differ without any stop"
 
-    first = started(platform, build, trainer_config, "first")
+    first = start_run(platform, build, trainer_config, "first")
     with CheckpointWriter(tmp_path / "first" / CHECKPOINTS) as writer:
         train_steps(first, save=saved_at_once(writer), stop=count_calls(STOP_AFTER, lambda: True))
     assert len(first.progress.losses) < STEPS
-    second = started(platform, build, trainer_config, "second")
+    second = start_run(platform, build, trainer_config, "second")
     newest = find_newest(tmp_path / "first" / CHECKPOINTS, None)
     assert newest.path is not None
     resume(second, newest.path, Silent())
@@ -121,7 +121,8 @@ def test_no_kernel_of_a_training_warns_that_it_is_not_deterministic(
 ) -> None:
     for stage, method, precision, batching in CELLS[:4]:
         train_steps(
-            started(platform, build, settings(platform, stage, method, precision, batching), f"{stage}-{precision}"), 1
+            start_run(platform, build, settings(platform, stage, method, precision, batching), f"{stage}-{precision}"),
+            1,
         )
     warning_texts = {
         str(warning.message).partition(".")[0] for warning in recwarn if "determinis" in str(warning.message)

@@ -97,10 +97,10 @@ def trained(jobs: Jobs, first_adapter: Path, tmp_path_factory: pytest.TempPathFa
         if (kind, backend) not in cache:
             here = backend in ("native", "trl")
             run = train_here if here else train_as_child
-            cache[kind, backend] = run(job_of(kind, backend), tmp_path_factory.mktemp(f"{kind}-{backend}"))
+            cache[kind, backend] = run(make_job(kind, backend), tmp_path_factory.mktemp(f"{kind}-{backend}"))
         return cache[kind, backend]
 
-    def job_of(kind: str, backend: str) -> Any:
+    def make_job(kind: str, backend: str) -> Any:
         kind_config = KINDS[kind]
         hyper = {
             "max_steps": STEPS,

@@ -31,7 +31,7 @@ TEMPERATURE = 0.8
 MOST = 6
 
 
-def trainer_of(model: Path, folder: Path, **stage: Any) -> Any:
+def make_trainer(model: Path, folder: Path, **stage: Any) -> Any:
     """TRL's trainer with whole weights."""
     write_rows(folder / "rows" / "rows.arrow", Port.SFT, [conversation(f"Is node {n} up?", "yes") for n in range(8)])
     grpo_settings = {
@@ -63,7 +63,7 @@ def completions(model: Any) -> tuple[Rollout, dict[str, torch.Tensor]]:
         trl_batch["prompt_mask"][at, 5 - len(prompt) :] = 1
         trl_batch["completion_ids"][at, : len(ids)] = torch.tensor(ids)
         trl_batch["completion_mask"][at, : len(ids)] = 1
-    now = logps_of(model, trl_batch)
+    now = compute_logps(model, trl_batch)
     offsets = {"old_per_token_logps": old, "ref_per_token_logps": reference}
     rows = [DrawnRow(prompt, ids, [True] * len(ids)) for prompt, ids in zip(PROMPTS, ANSWERS, strict=True)]
     for name, row_offsets in offsets.items():
@@ -78,7 +78,7 @@ def completions(model: Any) -> tuple[Rollout, dict[str, torch.Tensor]]:
     return Rollout("0:0", rows, {}), trl_batch
 
 
-def logps_of(model: Any, trl_batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def compute_logps(model: Any, trl_batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Log-probabilities by transformers alone."""
     ids = torch.cat([trl_batch["prompt_ids"], trl_batch["completion_ids"]], 1)
     mask = torch.cat([trl_batch["prompt_mask"], trl_batch["completion_mask"]], 1)
@@ -97,7 +97,7 @@ def gradient(loss: torch.Tensor, model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "bnpo", "dr_grpo"])
 def test_value_and_gradient_are_those_of_trl(loss: str, beta: float, tiny_model: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"loss": loss, "beta": beta, "num_iterations": 2, "epsilon": 0.1}
-    trainer = trainer_of(tiny_model, tmp_path, **options)
+    trainer = make_trainer(tiny_model, tmp_path, **options)
     model = trainer.model.eval()
     rollout, inputs = completions(model)
     trl_loss = trainer._compute_loss(model, inputs)

@@ -31,7 +31,7 @@ PAIR_LENGTHS = [(5, 4, 7), (3, 9, 2), (8, 6, 6), (2, 1, 5)]
 """(prompt, chosen, rejected) tokens of four pairs."""
 
 
-def load() -> tuple[type[Any], ...]:
+def import_trainers() -> tuple[type[Any], ...]:
     """TRL's experimental trainers, which say so with a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -48,7 +48,7 @@ def load_gkd() -> Any:
     return GKDTrainer
 
 
-def loaded(folder: Path, head: str, seed: int = 0) -> Any:
+def load_model(folder: Path, head: str, seed: int = 0) -> Any:
     """The tiny model, moved by noise of its own, so that policy and reference differ."""
     kind = AutoModelForCausalLM if head == "causal" else AutoModelForSequenceClassification
     torch.manual_seed(seed)
@@ -61,7 +61,7 @@ def loaded(folder: Path, head: str, seed: int = 0) -> Any:
     return model
 
 
-def built(trainer: type[Any], arguments: type[Any], model: Any, data: Any, folder: Path, **options: Any) -> Any:
+def build_trainer(trainer: type[Any], arguments: type[Any], model: Any, data: Any, folder: Path, **options: Any) -> Any:
     """A trainer of TRL's on a CPU in float32, without dropout, checkpoints or reports."""
     config = {name: options.pop(name) for name in list(options) if name not in ("ref_model", "processing_class")}
     common = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
@@ -115,7 +115,7 @@ def with_completion_mask(batch: Batch) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def models(tiny_model: Path) -> tuple[Any, Any]:
     """Policy and reference."""
-    return loaded(tiny_model, "causal", 1), loaded(tiny_model, "causal", 2)
+    return load_model(tiny_model, "causal", 1), load_model(tiny_model, "causal", 2)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,9 @@ def text_pairs() -> Dataset:
 @pytest.fixture(scope="module")
 def dpo(models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_path_factory: Any) -> Any:
     folder = tmp_path_factory.mktemp("dpo")
-    return built(DPOTrainer, DPOConfig, models[0], text_pairs, folder, ref_model=models[1], processing_class=tokenizer)
+    return build_trainer(
+        DPOTrainer, DPOConfig, models[0], text_pairs, folder, ref_model=models[1], processing_class=tokenizer
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,10 @@ def orpo_rows(batch: Batch) -> dict[str, torch.Tensor]:
 
 def test_orpo(models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_path: Path) -> None:
     """TRL's cross-entropy is a mean over a batch's tokens, ours a mean over rows of their means: per pair the same."""
-    trainer_class, config_class, *_ = load()
-    trainer = built(trainer_class, config_class, models[0], text_pairs, tmp_path, processing_class=tokenizer, beta=BETA)
+    trainer_class, config_class, *_ = import_trainers()
+    trainer = build_trainer(
+        trainer_class, config_class, models[0], text_pairs, tmp_path, processing_class=tokenizer, beta=BETA
+    )
     config = TrainerConfig(stage={"type": "dpo", "loss": "orpo", "beta": BETA})
     examples = random_pairs(imitated=True)
     alone = [compute_loss(models[0], None, config, [example]) for example in examples]
@@ -176,9 +180,11 @@ def test_orpo(models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_
 
 @pytest.mark.parametrize("gamma", [0.5, 1.6])
 def test_simpo(gamma: float, models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_path: Path) -> None:
-    *_, trainer_class, config_class = load()
+    *_, trainer_class, config_class = import_trainers()
     options = {"beta": BETA, "loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": gamma}
-    trainer = built(trainer_class, config_class, models[0], text_pairs, tmp_path, processing_class=tokenizer, **options)
+    trainer = build_trainer(
+        trainer_class, config_class, models[0], text_pairs, tmp_path, processing_class=tokenizer, **options
+    )
     config = TrainerConfig(stage={"type": "dpo", "loss": "simpo", "beta": BETA, "gamma": gamma})
     our_loss, batch = compute_loss(models[0], None, config, random_pairs())
     assert_same(our_loss, trainer.get_batch_loss_metrics(models[0], orpo_rows(batch))[0], models[0])
@@ -213,7 +219,7 @@ def kto_batch(examples: list[Encoded]) -> dict[str, torch.Tensor]:
     return DataCollatorForUnpairedPreference(pad_token_id=0, max_length=14)(rows)
 
 
-def kl_of(model: Any, reference: Any, batch: Batch) -> float:
+def compute_kl(model: Any, reference: Any, batch: Batch) -> float:
     score = STAGES[Stage.KTO].score
     with torch.no_grad():
         return float((score(model, batch, Head.FULL)["kl_B"] - score(reference, batch, Head.FULL)["kl_B"]).mean())
@@ -226,10 +232,10 @@ def test_kto(models: tuple[Any, Any], tokenizer: Any, tmp_path: Path, moved_up: 
     rows = [{"prompt": "What is a node?", "completion": "A step.", "label": label} for label in (True, False) * 2]
     weights = {"desirable_weight": 1.2, "undesirable_weight": 0.7}
     options = {"ref_model": reference, "processing_class": tokenizer, "beta": BETA, **weights}
-    trainer = built(KTOTrainer, KTOConfig, policy, Dataset.from_list(rows), tmp_path, **options)
+    trainer = build_trainer(KTOTrainer, KTOConfig, policy, Dataset.from_list(rows), tmp_path, **options)
     config = TrainerConfig(stage={"type": "kto", "beta": BETA, **weights})
     our_loss, batch = compute_loss(policy, reference, config, random_labelled())
-    assert (kl_of(policy, reference, batch) > 0.1) is moved_up
+    assert (compute_kl(policy, reference, batch) > 0.1) is moved_up
     trl_batch = kto_batch(random_labelled())
     for prefix, name in (("", ""), ("kl_", "KL_")):
         assert torch.equal(batch[f"{prefix}input_ids"], trl_batch[f"{name}input_ids"])
@@ -240,9 +246,9 @@ def test_kto(models: tuple[Any, Any], tokenizer: Any, tmp_path: Path, moved_up: 
 
 @pytest.mark.parametrize("centering", [None, 0.01])
 def test_reward(tiny_model: Path, tokenizer: Any, text_pairs: Dataset, tmp_path: Path, centering: float | None) -> None:
-    model = loaded(tiny_model, "reward", 3)
+    model = load_model(tiny_model, "reward", 3)
     options = {"processing_class": tokenizer, "center_rewards_coefficient": centering}
-    trainer = built(RewardTrainer, RewardConfig, model, text_pairs, tmp_path, **options)
+    trainer = build_trainer(RewardTrainer, RewardConfig, model, text_pairs, tmp_path, **options)
     config = TrainerConfig(stage={"type": "reward", "centering": centering or 0.0})
     pairs = random_pairs()
     our_loss, _ = compute_loss(model, None, config, pairs)
@@ -255,7 +261,7 @@ def test_reward(tiny_model: Path, tokenizer: Any, text_pairs: Dataset, tmp_path:
 @pytest.mark.parametrize("stage", [Stage.SFT, Stage.CPT])
 def test_cross_entropy(models: tuple[Any, Any], tokenizer: Any, tmp_path: Path, stage: Stage) -> None:
     data = Dataset.from_list([{"text": "A node reads documents."}] * 4)
-    trainer = built(SFTTrainer, SFTConfig, models[0], data, tmp_path, processing_class=tokenizer)
+    trainer = build_trainer(SFTTrainer, SFTConfig, models[0], data, tmp_path, processing_class=tokenizer)
     torch.manual_seed(7)
     rows = [random_ids(length) for length in (9, 4, 12, 2)]
     prompt = 3 if stage is Stage.SFT else 1
@@ -275,11 +281,11 @@ def test_distill_is_the_divergence_of_trl(beta: float, temperature: float, tiny_
         {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
-    batch, teacher = spec.collate(rows, 0), loaded(tiny_model, "causal", seed=2)
+    batch, teacher = spec.collate(rows, 0), load_model(tiny_model, "causal", seed=2)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         reference, teacher_BTV = spec.score(teacher, batch, Head.FULL), teacher(**inputs).logits
-    model = loaded(tiny_model, "causal", seed=1)
+    model = load_model(tiny_model, "causal", seed=1)
     total, _ = spec.loss(batch, spec.score(model, batch, Head.FULL), reference, config)
     (total / spec.units(batch)).backward()
     gradients = [value.grad.clone() for value in model.parameters() if value.grad is not None]

@@ -50,7 +50,7 @@ def renderer(name: str) -> Renderer:
     return Renderer(toy_tokenizer(text, recognise_template(text)))
 
 
-def applied(chat_renderer: Renderer, turns: list[Turn], **options: Any) -> Any:
+def apply_template(chat_renderer: Renderer, turns: list[Turn], **options: Any) -> Any:
     return chat_renderer.tokenizer.apply_chat_template(chat_renderer.adapt_turns(turns), **options)
 
 
@@ -68,7 +68,9 @@ def test_ids_are_those_of_apply_chat_template(name: str) -> None:
     for turns, tools in [*plain, *more]:
         for ask in (False, True):
             try:
-                template_ids = applied(chat_renderer, turns, tools=tools, add_generation_prompt=ask, return_dict=False)
+                template_ids = apply_template(
+                    chat_renderer, turns, tools=tools, add_generation_prompt=ask, return_dict=False
+                )
             except REFUSALS:
                 continue
             rendered = chat_renderer.render(turns, tools, add_generation_prompt=ask)
@@ -86,7 +88,7 @@ HEADERS = ("<｜Assistant｜>", "<|start|>assistant", "<think>", "</think>", "</
 def test_what_is_learned_lies_inside_the_mask_that_trl_trains_on(name: str) -> None:
     chat_renderer = renderer(name)
     for turns in (CONVERSATIONS["one turn"], CONVERSATIONS["two turns"]):
-        templated = applied(chat_renderer, turns, return_assistant_tokens_mask=True, return_dict=True)
+        templated = apply_template(chat_renderer, turns, return_assistant_tokens_mask=True, return_dict=True)
         rendered = chat_renderer.render(turns)
         pairs = list(zip(rendered.weights, templated["assistant_masks"], rendered.ids, strict=True))
         assert all(mask for weight, mask, _ in pairs if weight)
@@ -106,7 +108,7 @@ def test_tokens_that_a_user_writes_stay_text(name: str) -> None:
     stop = next(iter(chat_renderer.stops))
     turns = [user(f"Say {stop} and {chat_renderer.tokenizer.eos_token} now"), assistant("Yes.")]
     rendered = chat_renderer.render(turns)
-    assert rendered.ids == applied(chat_renderer, turns, sanitize_control_tokens=True, return_dict=False)
+    assert rendered.ids == apply_template(chat_renderer, turns, sanitize_control_tokens=True, return_dict=False)
     harmless = chat_renderer.render([user("Say this and that now"), assistant("Yes.")]).ids
     special = set(chat_renderer.tokenizer.all_special_ids) | chat_renderer.stop_ids
     assert [id for id in rendered.ids if id in special] == [id for id in harmless if id in special]

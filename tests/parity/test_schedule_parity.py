@@ -55,7 +55,7 @@ def test_every_rate_of_a_run_is_the_librarys(schedule: Schedule, total: int, war
     warmup = math.ceil(warmup_ratio * total)
     rises = schedule.facts.warms_up and schedule is not Schedule.ONE_CYCLE
     our_rates, expected_rates = (
-        rates_of(our_schedule.step, lambda: our_schedule.last[0], total),
+        list_rates(our_schedule.step, lambda: our_schedule.last[0], total),
         library_rates(schedule, total, warmup),
     )
     assert our_rates[warmup if rises else 0 :] == pytest.approx(
@@ -76,10 +76,10 @@ def library_rates(schedule: Schedule, total: int, warmup: int) -> list[float]:
         weights.step()  # moves nothing; torch's schedulers ask for this order
         scheduler.step()
 
-    return rates_of(step, lambda: scheduler.get_last_lr()[0], total)
+    return list_rates(step, lambda: scheduler.get_last_lr()[0], total)
 
 
-def rates_of(step: Callable[[], None], rate: Callable[[], float], total: int) -> list[float]:
+def list_rates(step: Callable[[], None], rate: Callable[[], float], total: int) -> list[float]:
     """Return the rate before each of the steps."""
     rates = [rate()]
     for _ in range(total - 1):  # OneCycleLR knows no rate after its last step

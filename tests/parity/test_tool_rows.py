@@ -46,7 +46,7 @@ def renderer(family: str) -> Renderer:
     return Renderer(toy_tokenizer(text, recognise_template(text)))
 
 
-def row(spelling: str = "reasoning_content") -> SftRow:
+def read_row(spelling: str = "reasoning_content") -> SftRow:
     """The conversation as a file may have it, read."""
     turns = [
         {(spelling if key == "reasoning_content" else key): value for key, value in turn.items()} for turn in TURNS
@@ -57,7 +57,7 @@ def row(spelling: str = "reasoning_content") -> SftRow:
     return read
 
 
-def encoded(family: str, sft_row: SftRow) -> dict[str, list[int]]:
+def encode_row(family: str, sft_row: SftRow) -> dict[str, list[int]]:
     (example,), ledger = encode_sft([sft_row], renderer(family).tokenizer, 4096)
     assert ledger.balanced
     return example
@@ -68,7 +68,7 @@ def encoded(family: str, sft_row: SftRow) -> dict[str, list[int]]:
 def test_the_ids_are_those_of_apply_chat_template(family: str, spelling: str) -> None:
     tokenizer = renderer(family).tokenizer
     template_ids = tokenizer.apply_chat_template(renderer(family).adapt_turns(TURNS), tools=TOOLS, return_dict=False)
-    our_ids = encoded(family, row(spelling))["input_ids"]
+    our_ids = encode_row(family, read_row(spelling))["input_ids"]
     assert template_ids[: len(our_ids)] == our_ids
     assert not tokenizer.decode(
         template_ids[len(our_ids) :]
@@ -77,7 +77,7 @@ def test_the_ids_are_those_of_apply_chat_template(family: str, spelling: str) ->
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_thoughts_and_calls_are_learned_and_results_are_not(family: str) -> None:
-    example, tokenizer = encoded(family, row()), renderer(family).tokenizer
+    example, tokenizer = encode_row(family, read_row()), renderer(family).tokenizer
     learned = tokenizer.decode([label for label in example["labels"] if label != IGNORED])
     assert all(text in learned for text in ("A clock knows.", "clock", "UTC", "It said so.", "Noon."))
     decoded = tokenizer.decode(
@@ -89,15 +89,17 @@ def test_thoughts_and_calls_are_learned_and_results_are_not(family: str) -> None
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_server_asks_with_the_ids_that_training_showed(family: str) -> None:
-    chat_renderer, ids = renderer(family), encoded(family, row())["input_ids"]
+    chat_renderer, ids = renderer(family), encode_row(family, read_row())["input_ids"]
     for num_turns in (1, 3):
-        request = ChatRequest.model_validate({"model": "m", "messages": served(TURNS[:num_turns]), "tools": TOOLS})
+        request = ChatRequest.model_validate(
+            {"model": "m", "messages": spell_for_server(TURNS[:num_turns]), "tools": TOOLS}
+        )
         messages = [message.for_template() for message in request.messages]
         prompt = chat_renderer.ids(chat_renderer.text(messages, request.offered(), ask=True))
         assert ids[: len(prompt)] == prompt
 
 
-def served(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def spell_for_server(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The turns as OpenAI's protocol writes them: the arguments of a call are JSON text."""
     call = {**CALL, "function": {**CALL["function"], "arguments": '{"zone": "UTC"}'}}
     return [{**turn, "tool_calls": [call]} if "tool_calls" in turn else turn for turn in turns]

@@ -32,14 +32,14 @@ def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> OurSF
     return built
 
 
-def batch_of(trainer: OurSFTTrainer) -> dict[str, Any]:
+def get_batch(trainer: OurSFTTrainer) -> dict[str, Any]:
     return next(iter(trainer.get_train_dataloader()))
 
 
 @pytest.mark.parametrize("num_items_in_batch", [None, 777])
 def test_loss_and_gradient_are_trls(trainer: OurSFTTrainer, num_items_in_batch: int | None) -> None:
     """TRL computes the head in chunks and again in the backward pass; ours holds the logits. Same numbers."""
-    batch = batch_of(trainer)
+    batch = get_batch(trainer)
     results = []
     for takes_positions in (True, False):
         trainer.takes_positions = takes_positions

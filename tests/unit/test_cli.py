@@ -45,11 +45,11 @@ def test_the_commands_are_the_promised_ones() -> None:
 
 
 def test_the_commands_are_the_table() -> None:
-    assert {name for name, _ in commands_of(app)} == {*OPERATIONS, "help", "completion"}
-    assert all(command.help and command.get_params(click.Context(command)) for _, command in commands_of(app))
+    assert {name for name, _ in list_commands(app)} == {*OPERATIONS, "help", "completion"}
+    assert all(command.help and command.get_params(click.Context(command)) for _, command in list_commands(app))
 
 
-def commands_of(group: click.Group, word: str = "") -> Iterator[tuple[str, click.Command]]:
+def list_commands(group: click.Group, word: str = "") -> Iterator[tuple[str, click.Command]]:
     """Everything that can be carried out: the commands, and the groups that are commands themselves."""
     context = click.Context(group)
     for name in group.list_commands(context):
@@ -58,7 +58,7 @@ def commands_of(group: click.Group, word: str = "") -> Iterator[tuple[str, click
         if not isinstance(command, click.Group) or command.invoke_without_command:
             yield f"{word} {name}".strip(), command
         if isinstance(command, click.Group):
-            yield from commands_of(command, name)
+            yield from list_commands(command, name)
 
 
 def test_check_prints_one_line_per_reason_and_exits_5(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.fast import OWN, file_of, imports_of
+from tests.fast import OWN, find_file, read_imports
 
 FOLDERS = ("tests/gpu", "benchmarks/gpu")
 BARE = {
@@ -38,18 +38,18 @@ def rehearse(*arguments: str, device: str = "cpu") -> str:
     return done.stdout
 
 
-def imported_packages(folder: str) -> dict[str, str]:
+def list_imported_packages(folder: str) -> dict[str, str]:
     """Package outside the repository -> the file whose import at module level brings it."""
     waiting = sorted((REPOSITORY / folder).glob("*.py"))
     seen, packages = set(waiting), dict[str, str]()
     while waiting:
         path = waiting.pop()
-        for name in imports_of(path):
+        for name in read_imports(path):
             top = name.partition(".")[0]
             if top not in (*OWN, "benchmarks", WORKERS):
                 packages.setdefault(top, path.relative_to(REPOSITORY).as_posix())
                 continue
-            file = file_of(name)
+            file = find_file(name)
             if file and file not in seen:
                 seen.add(file)
                 waiting.append(file)
@@ -58,7 +58,7 @@ def imported_packages(folder: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_bare_cuda_machine_has_what_is_imported(folder: str) -> None:
-    packages = imported_packages(folder)
+    packages = list_imported_packages(folder)
     assert {"torch", "transformers", "pydantic"} <= packages.keys()
     assert {name: path for name, path in packages.items() if name not in BARE | WHEELS} == {}
 

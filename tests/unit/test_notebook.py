@@ -55,7 +55,7 @@ def sources(path: Path) -> Iterator[tuple[str, str, str]]:
         yield (match[1], match[2], cell.source[match.end() :]) if match else ("", "", cell.source)
 
 
-def texts(path: Path) -> Iterator[str]:
+def list_texts(path: Path) -> Iterator[str]:
     """What the cells have printed."""
     for cell in code_cells(path):
         for output in cell.outputs:
@@ -105,7 +105,7 @@ def test_its_output_is_stored_whole_and_names_no_machine(path: Path) -> None:
         assert [
             output for output in cell.outputs if output.output_type == "error" or output.get("name") == "stderr"
         ] == []
-    printed = "\n".join(texts(path))
+    printed = "\n".join(list_texts(path))
     assert MACHINE.findall(printed) == []
     assert COMPLAINT.findall(printed) == []
     assert CONTROL not in printed

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from examples import rl_session, sft_session
-from tests.session_surface import surface_of
-from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
+from tests.session_surface import make_surface
+from tests.unit.backends.session_host import ROWS, HostedSession, host_session, make_record
 from trainyard.settings import load_settings
 
 pytestmark = pytest.mark.slow
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def session(tmp_path: Path, tiny_model: Path) -> Iterator[HostedSession]:
     settings = load_settings(home=tmp_path / "home", threads=1)
-    record = record_of(tiny_model, method="full", hyperparameters={"learning_rate": 3e-3})
-    with hosted(settings, record) as session:
+    record = make_record(tiny_model, method="full", hyperparameters={"learning_rate": 3e-3})
+    with host_session(settings, record) as session:
         yield session
 
 
 def test_the_sft_loop_learns_its_rows(session: HostedSession) -> None:
-    surface: Any = surface_of(session.settings)
+    surface: Any = make_surface(session.settings)
     losses = sft_session.train(surface, session.record.id, ROWS, steps=15)
     assert losses[-1] < 0.6 * losses[0]
     saved = surface.sessions.save(session=session.record.id, name="adapter", kind="result")
@@ -34,7 +34,7 @@ def test_the_sft_loop_learns_its_rows(session: HostedSession) -> None:
 
 
 def test_the_rl_loop_earns_more_reward(session: HostedSession) -> None:
-    means = rl_session.train(surface_of(session.settings), session.record.id)
+    means = rl_session.train(make_surface(session.settings), session.record.id)
     assert len(means) == rl_session.STEPS
     assert fmean(means[-5:]) > 3 * fmean(means[:5])
 

@@ -1,4 +1,4 @@
-"""`python -m tools.docs`: write what is made from the tables in the code.
+"""`python -m tools.docs`: write the pages that are built from the tables in the code.
 
     python -m tools.docs           all of it
     python -m tools.docs types     the types of the SDK alone (surface.pyi, asynchronous.pyi)

@@ -1,17 +1,17 @@
-"""Backends of this machine, and what makes the others available.
-
-Installations that run on their own: started, looked at and stopped by any process of this home.
+"""Backends of this machine: their state, their installation, and a short test training on one of them.
 
     POST /api/v1/backends/install {"names": ["unsloth"], "background": true}
       -> process: `trainyard backends install unsloth`, its record and log below services/
     GET  /api/v1/backends          `installation` of a row: running, installed or failed, with its last lines
     POST /api/v1/backends/cancel {"name": "unsloth"}      ends the process, which removes what is half made
 
-The installation is the command's own, with its lock and its all-or-nothing folder: nothing here knows how to install.
+An installation in the background can be shown and stopped by any process of this home. It is the command's own, with
+its lock and its all-or-nothing folder: this module does not install.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -21,17 +21,18 @@ from typing import Literal
 from trainyard.app import services as stack
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
+from trainyard.app.run_records import RunResult
 from trainyard.app.secrets import redact_lines
 from trainyard.backends import environments, installing
 from trainyard.backends.base import probe
 from trainyard.backends.install_steps import LOG_FILE
 from trainyard.backends.installing import require_installable
+from trainyard.compute.events import read_end
 from trainyard.compute.gpus import list_devices
 from trainyard.compute.services import Service, read_record, reap_launched, record_path, stop_service
-from trainyard.compute.tail import read_end
 from trainyard.errors import Conflict
 from trainyard.inherited import installer_environment
-from trainyard.operations.backends import BackendsInput, CancelInstallInput, InstallInput
+from trainyard.operations.backends import BackendsInput, BackendTestInput, CancelInstallInput, InstallInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName, Installable
 from trainyard.spec.axes.devices import Device
@@ -91,7 +92,7 @@ def read_installation(name: BackendName, settings: Settings, *, available: bool)
 
 
 def pip_lines(name: BackendName, settings: Settings, record: Service) -> tuple[str, ...]:
-    """Return what pip said last in the folder that is being made, or before it was removed."""
+    """Return the last lines of pip's log in the unfinished folder, or from before its removal."""
     root = environments.envs(settings)
     logs = [*root.glob(f".{name.value}-*/{LOG_FILE}"), root / f"{name.value}.{LOG_FILE}"]
     dated = [(path.stat().st_mtime, path) for path in logs if path.is_file()]
@@ -228,3 +229,33 @@ def cancel_install(request: CancelInstallInput, context: Context) -> BackendTabl
     """Stop an installation in the background. Raises `Conflict` (`E-INSTALL`) if none is running."""
     cancel_installation(request.name, context.settings)
     return backend_table(context.settings, imports=False)
+
+
+ROWS, STEPS, FOLDER = 16, 2, "smoke-test"
+
+
+def try_backend(request: BackendTestInput, context: Context) -> RunResult:
+    """Start a training of two steps on a backend. Raises what `jobs create` raises for it."""
+    tenant = context.caller.tenant or context.settings.tenant
+    settings = {
+        "name": f"smoke-test-{request.name.value}",
+        "tenant": tenant,
+        "backend": request.name.value,
+        "dataset": {"path": write_rows(context.settings, tenant)},
+        "hyperparameters": {"max_steps": STEPS, "batch_size": 2},
+    }
+    from trainyard.app.chains.run import run  # plans a chain; only a test of a backend needs it
+    from trainyard.app.plan.parse import JOB  # as above
+    from trainyard.operations.chains import RunInput  # as above
+
+    return run(RunInput(target=JOB, parameters=settings, refresh=True, watch=request.watch, yes=True), context)
+
+
+def write_rows(settings: Settings, tenant: str) -> str:
+    """Return the rows of the test, in the tenant's own data root."""
+    folder = settings.home / "tenants" / tenant / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(ROWS)]
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)

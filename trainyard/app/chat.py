@@ -39,7 +39,7 @@ from trainyard.stores.models import ModelSource, read_json
 ANSWER_S = 1800.0
 """For one answer: thousands of tokens of a large model on a CPU."""
 ASK_S = 60.0
-"""For what the server does without a model, and to load an adapter."""
+"""Timeout of requests that run no model, and of loading an adapter."""
 GRACE_S = 5.0
 RESET, QUIT = "/reset", "/quit"
 """Instead of a question: forget the conversation, end it."""

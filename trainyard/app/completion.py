@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 
 from trainyard.errors import InvalidInput
-from trainyard.home import home_from_environment
-from trainyard.project import project_folder
+from trainyard.locations import home_from_environment, project_folder
 
 PLACES = {
     "bash": (".bash_completions/{program}.sh", ".bashrc", "source '{path}'"),

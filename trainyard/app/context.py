@@ -26,13 +26,13 @@ class Caller:
     tenant: str = ""
     """Empty: every tenant."""
     remote: bool = False
-    """Whether the request came over a network: then what is local is refused."""
+    """Whether the request came over a network: local operations and fields are refused then."""
     token_id: str = ""
     """Of the token that authenticated it; empty for the owner. A name may be another token's later."""
 
     @property
     def identity(self) -> str:
-        """Return what is this caller's alone, such as an idempotency key, is stored under this."""
+        """Return the key of values that belong to this caller alone, such as an idempotency key."""
         return f"{self.name} {self.token_id}".strip()
 
 
@@ -56,13 +56,13 @@ class Context:
     idempotency_key: str = ""
     """With the same key, an operation that starts something starts it once."""
     surface: str = "python"
-    """Through what the caller asks: cli, python, rest or mcp."""
+    """Surface of the call: cli, python, rest or mcp."""
     trace: str = ""
-    """The correlation id of the request; it goes with what the request starts."""
+    """Correlation id of the request, passed on to every run and process that it starts."""
     request_bytes: int | None = None
     """Length of the request's body; None where it is not known."""
     confined: ConfinedCalls | None = None
-    """Carries out what is confined for a caller over a network; None: this process does."""
+    """Runs confined operations of callers over a network; None: this process runs them."""
     departure: Departure = field(default_factory=Departure)
     """Whether the caller has left."""
     afterwards: Callable[[Callable[[], None]], None] = call_now

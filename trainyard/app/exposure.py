@@ -87,7 +87,7 @@ def read_exposure(settings: Settings) -> Exposure | None:
 
 
 def require_safe(exposure: Exposure, *, everybody: bool) -> Certificate | None:
-    """Refuse what would let others in, or show them what is sent. Return the certificate, if there is one.
+    """Refuse listeners without authentication or encryption. Return the certificate, if there is one.
 
     Raises `InvalidInput` (`E-AUTH`, `E-PARAMETER`).
     """

@@ -172,7 +172,7 @@ def group_by_job(processes: tuple[ProcessMemory, ...], owners: dict[int, str], *
 
 
 def running_jobs(context: Context) -> list[Row]:
-    """Return the jobs that have a process here; none where nobody knows them now."""
+    """Return the jobs that have a process here; empty where Prefect does not answer."""
     query = JobQuery(tenant=context.caller.tenant, state=JobState.RUNNING, limit=MOST_RUNNING)
     try:
         return [row for row in list_job_rows(query, context).page.rows if row["pid"]]

@@ -1,6 +1,6 @@
 """The knowledge graph from outside: ask it, count it, write it out, serve it.
 
-The knowledge graph for a browser: entities by their names, and what is next to one.
+The knowledge graph for a browser: entities by name, and their neighbors.
 
 Every statement is one that reads, with values as parameters; a tenant sees nothing of another's.
 """

@@ -14,7 +14,6 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from trainyard.app.artifacts.contents import damaged_error
-from trainyard.app.checkout import checkout
 from trainyard.app.context import Context
 from trainyard.app.plan.refusals import list_refusals
 from trainyard.app.plan.resolve import resolve_chain
@@ -25,6 +24,7 @@ from trainyard.data.limited.requests import CommitsRequest
 from trainyard.data.limited.service import keep_service, reading_service
 from trainyard.data.paths import data_roots
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
+from trainyard.locations import checkout, project_folder
 from trainyard.night.deps import NightDeps
 from trainyard.night.phases import BEGUN_FILE, is_done, night_folder, run_night
 from trainyard.night.report import REPORT_FILE, NightReport, TrainingReport, next_steps, read_report
@@ -33,7 +33,6 @@ from trainyard.night.wiring import make_night_deps, open_markers, to_worker_conf
 from trainyard.night.worker import work
 from trainyard.operations import nights as requests
 from trainyard.operations.nights import NightNameInput, NightsInput
-from trainyard.project import project_folder
 from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.migrate import list_deprecated

@@ -31,7 +31,7 @@ def cell(value: object) -> str:
 
 
 def plan_markdown(plan: Any) -> str:
-    """Return a plan: each node with what is known of it, then why this machine would refuse it."""
+    """Return a plan as Markdown: each node with its facts, then the reasons of a refusal."""
     rows = []
     for node in plan.nodes:
         estimate = node.estimate

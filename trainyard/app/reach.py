@@ -69,7 +69,7 @@ def require_path(field: str, text: str, settings: Settings, tenant: str) -> None
 
 
 def tenant_roots(settings: Settings, tenant: str) -> tuple[Path, ...]:
-    """Return where a token of a tenant may read: its own folder, and what the operator has opened to every tenant."""
+    """Return the readable folders of a tenant's token: its own, and those that the operator opened to every tenant."""
     return (settings.tenant_folder(tenant), *settings.data_roots)
 
 
@@ -128,7 +128,7 @@ def require_template(target: str | JsonMapping, templates: tuple[str, ...]) -> N
 
 
 def refuse_whole_chain(target: str | Mapping[str, object]) -> None:
-    """Refuse to run what was not stored. Raises `InvalidInput` (`E-PARAMETER`)."""
+    """Refuse to run a chain that is not stored. Raises `InvalidInput` (`E-PARAMETER`)."""
     if not isinstance(target, str):
         raise InvalidInput(
             "A run takes a template's name or an ended run, not a whole chain.",

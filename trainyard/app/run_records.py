@@ -103,7 +103,7 @@ class ClosedGate(BaseModel):
 
 
 def is_closed_gate(facts: Mapping[str, object]) -> bool:
-    """Return whether facts are those of a deployer whose gate said no."""
+    """Return whether facts are those of a deployer whose gate refused."""
     return facts.get("deployed") is False and bool(facts.get("reasons"))
 
 
@@ -128,11 +128,11 @@ class RunResult(BaseModel):
     digest: str = ""
     state: JobState
     detail: str = ""
-    """`not deployed` of a completed run whose gate said no."""
+    """`not deployed` of a completed run whose gate refused."""
     message: str
     nodes: tuple[NodeResult, ...] = ()
     gate: ClosedGate | None = None
-    """Why nothing was deployed, where a gate said no."""
+    """Reason of a gate's refusal to deploy."""
     url: str = ""
     seconds: float = 0.0
     next: tuple[str, ...] = ()

@@ -93,7 +93,7 @@ def list_secrets(settings: Settings) -> tuple[str, ...]:
 
 
 def read_text_before(path: Path, offset: int) -> str:
-    """Return what is before a place of a log, if a private key may begin there; else nothing."""
+    """Return the text before an offset of a log, if a private key may begin there; else an empty one."""
     if not offset:
         return ""
     try:
@@ -183,7 +183,7 @@ class RedactedRecords:
 
 
 def redact_logs(settings: Settings) -> None:
-    """Keep secrets out of what the loggers of the service write from now on."""
+    """Replace secrets in all later lines of the service's loggers."""
     for name in SERVICE_LOGGERS:
         logging.getLogger(name).addFilter(RedactedRecords(list_secrets(settings)))
 

@@ -27,14 +27,13 @@ import yaml
 
 from trainyard import inherited
 from trainyard.app.access.access import PREFIX, refuse_other_access, server_variables
-from trainyard.app.checkout import checkout
 from trainyard.app.exposure import Exposure, keep_exposure, read_exposure
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.compute import services
 from trainyard.compute.leftovers import temporary_folder
 from trainyard.compute.services import Service
 from trainyard.errors import Conflict, InvalidInput, TrainyardError, Unavailable
-from trainyard.project import PACKAGE
+from trainyard.locations import PACKAGE, checkout
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_file, auth_header, read_auth
 from trainyard.stores.files import RealFiles
@@ -358,7 +357,7 @@ def choose_working_folder(settings: Settings, say: Say) -> None:
 
 
 def working_folder(settings: Settings) -> Path:
-    """Return the folder where relative paths start in what the services of this home run."""
+    """Return the folder of relative paths in runs of this home's services."""
     path = folder_record(settings)
     return Path(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else settings.working_folder
 
@@ -548,7 +547,7 @@ def bootstrap_digest(settings: Settings, url: str) -> str:
     """Changes when the pool, the deployments or the forms of the flows would: then they are written again."""
     root = checkout()
     runs = PACKAGE / "prefect_api"
-    files = [root / "prefect.yaml", runs / "server.py", runs / "alert_blocks.py"]
+    files = [root / "prefect.yaml", runs / "server.py", runs / "alerts.py"]
     for folder in (root / "deployments", root / "flows", PACKAGE / "spec"):
         files += sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".yaml"))
     parts = (root, url, settings.work_pool, version("prefect"), settings.prefect_home, settings.alerts)

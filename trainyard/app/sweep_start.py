@@ -32,8 +32,8 @@ from trainyard.spec.model_schema import flatten_settings
 from trainyard.spec.training import EvalSettings, TrainerConfig
 from trainyard.stores.live.job_ids import JOB_TAG, TENANT_TAG, draw_job_id
 from trainyard.sweeps.chains import apply_values, check_parameters, find_trainer, split_path
-from trainyard.sweeps.folder import SweepRecord, dump_spec, find_record, read_record, require_same, write_record
 from trainyard.sweeps.spec import Choice, Range, SweepSpec, is_range, parse_range, rung_steps
+from trainyard.sweeps.study import SweepRecord, dump_spec, find_record, read_record, require_same, write_record
 
 LENGTH = ("hyperparameters.max_steps", "hyperparameters.epochs", "eval.steps")
 """Settings of the trainer that have to be the same in every trial that stops at rungs."""

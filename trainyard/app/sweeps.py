@@ -16,8 +16,7 @@ from trainyard.operations.sweeps import ShowSweepInput
 from trainyard.settings import Settings
 from trainyard.sweeps.asha import Trial, find_best
 from trainyard.sweeps.chains import apply_values
-from trainyard.sweeps.folder import SweepRecord, list_records, read_record, sweep_folder
-from trainyard.sweeps.study import read_trials
+from trainyard.sweeps.study import SweepRecord, list_records, read_record, read_trials, sweep_folder
 
 
 class SweepReport(Response):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainyard.app.context import Caller
 from trainyard.errors import NotFound, Reason, Refused, TrainyardError
-from trainyard.home import CHECKOUT
+from trainyard.locations import CHECKOUT
 from trainyard.settings import Settings
 
 OUTSIDE, MISSING = "R-PATH-ROOT", "E-DATA-NOT-FOUND"

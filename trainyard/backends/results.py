@@ -20,16 +20,14 @@ from typing import TypeVar
 
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
-from trainyard.compute.events import Event, read_events
+from trainyard.compute.events import Event, read_block, read_events
 from trainyard.compute.supervise import LOG_HEADER, DesiredState, Outcome, Status
-from trainyard.compute.tail import read_block
 from trainyard.errors import Conflict, TrainyardError, from_fields
 from trainyard.json_types import JsonMapping
 from trainyard.stores.artifacts import Produced, ProducedSet
 from trainyard.stores.metrics import number, read_curve
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, checkpoints
-from trainyard.train.checkpoint.retention import list_best, read_metric
+from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, checkpoints, list_best, read_metric
 from trainyard.train.divergence import DivergenceWatch, judge_training
 from trainyard.train.history import choose_comparison
 

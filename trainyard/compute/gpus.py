@@ -208,5 +208,5 @@ def cgroup_cores(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
 
 
 def training_threads(threads: int) -> int:
-    """Threads of a CPU training child: what was requested, or one per physical core when that is 0."""
+    """Return the threads of a CPU training child: the requested number, or one per physical core when that is 0."""
     return threads or physical_cores()

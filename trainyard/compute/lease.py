@@ -189,7 +189,7 @@ class Wait:
     """`queue.DEVICE`, `TURN` or `LIMIT`."""
     since: float
     holder: Holder | None
-    """Who has it; None where that is not known here."""
+    """Holder of the lock; None where it is not known here."""
     position: int
     """Its place in the queue: 1 is the next."""
 

@@ -28,7 +28,7 @@ import psutil
 from trainyard.callbacks import never
 from trainyard.compute.child import PARENT_VARIABLE, alive
 from trainyard.compute.supervise import ProcessTree
-from trainyard.home import default_home
+from trainyard.locations import default_home
 
 LONGEST_PATH = 60
 """Sockets in temporary folders have at most 107 bytes for their whole path (unix(7)), of which libraries take 40."""

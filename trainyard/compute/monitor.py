@@ -268,7 +268,7 @@ def read_apple(run: Run = run_tool, system: str = sys.platform) -> MonitorReadin
 
 @lru_cache(maxsize=1)
 def apple_names(run: Run) -> tuple[str, ...]:
-    """Return the names of a Mac's GPUs, asked for once: it takes a second."""
+    """Return the names of a Mac's GPUs, cached: the query takes a second."""
     displays = orjson.loads(run(PROFILER))["SPDisplaysDataType"]
     return tuple(str(display.get("sppci_model") or display["_name"]) for display in displays)
 

@@ -98,6 +98,6 @@ def list_earlier_waiters(waiter: Waiter, waiters: Sequence[Waiter]) -> list[Wait
 
 
 def drop_promised(locks: Sequence[Path], before: Collection[Waiter]) -> list[Path]:
-    """Return the locks that nobody who is earlier in the queue waits for."""
+    """Return the locks that no earlier entry of the queue waits for."""
     promised = {lock for waiter in before for lock in waiter.locks}
     return [lock for lock in locks if str(lock) not in promised]

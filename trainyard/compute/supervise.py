@@ -5,6 +5,9 @@ log to *files* (a pipe would kill a child whose parent died before it has saved,
 flow "running"), so a gigabyte of log costs the parent nothing. The child stays in the caller's process group; what is
 ended is its process *tree*, by pid and start time, never a group.
 
+A pause, a cancellation or an exceeded budget is one SIGTERM (`StopRequest`): the child notes it (`compute/child.py`),
+saves a checkpoint at its next safe point (`train/loop.py`) and exits with 75.
+
 The calling thread must live as long as the child: the kernel signals the child when the thread that started it ends.
 """
 
@@ -28,8 +31,7 @@ import psutil
 from trainyard import tracing
 from trainyard.callbacks import ignore
 from trainyard.compute import child
-from trainyard.compute.events import Event, EventTail
-from trainyard.compute.tail import read_end
+from trainyard.compute.events import Event, EventTail, read_end
 from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
 from trainyard.json_types import JsonObject
@@ -246,7 +248,7 @@ def outcome(
 
 
 def read_error(folder: Path, exit_code: int, killed_for_memory: bool) -> dict[str, object]:
-    """`error.json`, or what can be said without it."""
+    """Return `error.json`, or an error that is derived from the exit code and the log."""
     path = folder / child.ERROR_FILE
     if path.is_file():
         try:

@@ -1,4 +1,4 @@
-"""Corpora that grow by working: one append-only file per bucket, immutable snapshots by their SHA-256, and what is new.
+"""Corpora that grow by working: one append-only file per bucket, immutable snapshots by their SHA-256, and new tuples.
 
     <root>/<bucket>.jsonl                       one tuple a line, in either of the spellings below
     <root>/snapshots/<bucket>/<sha256>.jsonl    what one training learned from, canonical, never written again

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
-from trainyard.home import home_from_environment
+from trainyard.locations import home_from_environment
 from trainyard.spec.load.spellings import did_you_mean, nearest_paths
 
 if TYPE_CHECKING:

@@ -2,6 +2,18 @@
 
 Every set becomes a folder named by its port: `rows.arrow`, `quarantine.jsonl` (bad rows with line, byte offset and
 reason) and `report.json` (read = kept + dropped by reason). Nothing is dropped without being counted there.
+
+This process opens none of the files; the modules that do, from the config to the bytes:
+
+    sources.py                     chooses the place of a set: a path here, or a kind of `remote/kinds.py` to fetch
+    remote/                        fetches files of the Hub, buckets, databases and http(s) addresses
+    limited/service.py, server.py  fork a process under limits for each set
+    limited/sets.py                lists the files of a path and chooses the reader of each
+    readers/streams.py             opens a file as UTF-8 blocks: gzip, encodings, size caps
+    readers/rowfiles.py            rows: tables.py (JSON, JSON Lines), delimited.py (CSV), columns.py (Parquet, Arrow)
+    readers/documents.py           documents: markup/ (HTML, PDF, office files, mails, books)
+    readers/repositories.py        a git repository
+    remote/queries.py              SQL over local files
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def validate(
 
 
 def sift(sieve: RowFilter, source: Reference, work: Path, report: Report) -> KeptRows:
-    """Return every block through the row steps; what is left goes to the working file."""
+    """Pass every block through the row steps; the remaining rows go to the working file."""
     entries, ledger = Entries(), sieve.ledger
     with ipc.new_file(work, work_schema(sieve.port)) as writer:
         for block in read_blocks(source.path / ROWS_FILE, sieve.port):

@@ -1,7 +1,7 @@
 """What benchmarks see: a case is one row with its prompt and gold, and a scored model answers three questions.
 
 Everything here is free of torch, so a benchmark is a pure function that a test can call with a toy model.
-`cluster` names what is drawn together in the bootstrap: rows that share it are not independent evidence.
+`cluster` names rows that are sampled together in the bootstrap: rows that share it are not independent evidence.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ async def gather(judge: Judge, work: Callable[[int], Awaitable[Any]], count: int
 async def judge_pairs(
     judge: Judge, job: EvaluationJob, line: JsonMapping, cases: Sequence[Case]
 ) -> tuple[dict[str, list[float | None]], JsonObject]:
-    """Return what each participant wins against the baseline, and what is known of the judge."""
+    """Return the wins of each participant against the baseline, and the facts of the judge."""
     answers: Mapping[str, Sequence[str]] = line["answers"]
     shares: dict[str, list[float | None]] = {"baseline": [0.5] * len(cases)}
     verdicts: list[PairVerdict] = []
@@ -219,7 +219,7 @@ def measure_bias(
 async def measure_agreement(
     judge: Judge, job: EvaluationJob, line: JsonMapping, cases: Sequence[Case]
 ) -> dict[str, object]:
-    """Return how often the judge prefers what the rows' labels prefer; nothing without labels."""
+    """Return how often the judge agrees with the rows' labels; empty without labels."""
     labelled = [(at, case) for at, case in enumerate(cases) if case.answer is not None and case.rejected is not None]
     if not labelled:
         return {}

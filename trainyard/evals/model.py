@@ -115,7 +115,7 @@ class HuggingFaceModel:
         return Tokens([*prompt_ids, *learned], len(prompt_ids))
 
     def _score(self, rows: list[Tokens | None]) -> list[AnswerScore | None]:
-        """Score rows in batches of similar length; loss and accuracy share what was scored once."""
+        """Score rows in batches of similar length; loss and accuracy share the scores."""
         todo = {(*row.ids, row.start): row for row in rows if row and (*row.ids, row.start) not in self._score_cache}
         if self.latent is not None:
             return [self._score_after_thoughts(row) if row else None for row in rows]
@@ -142,7 +142,7 @@ class HuggingFaceModel:
         return AnswerScore(nll=nll, tokens=len(answer_ids), correct=hits)
 
     def timed(self, cases: Sequence[Case], max_tokens: int) -> list[TimedAnswer | None]:
-        """Answers with what they took; several benchmarks share what was answered once."""
+        """Return answers with their tokens and seconds; several benchmarks share them."""
         todo = [case for case in cases if (case.id, max_tokens) not in self._timed]
         for case in todo:
             started = time.perf_counter()

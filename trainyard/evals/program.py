@@ -52,7 +52,7 @@ def main(folder: Path, events: Events) -> None:
 
 
 def score_line(line: BenchmarkSpec, cases: list[Case], participants: JsonMapping, job: EvaluationJob) -> JsonObject:
-    """Return one benchmark on one set: each participant's value per row, and what was left out, counted."""
+    """Return one benchmark on one set: each participant's value per row, and the counts of rows left out."""
     score = benchmark(line.name).score
     if score is None:
         return score_answers(line, cases, participants, job)

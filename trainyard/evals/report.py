@@ -362,7 +362,7 @@ DRAWN = {
     ("at_end", "ended"): "share of completions that ended",
     ("at_end", "constant_groups"): "share of groups with one reward",
 }
-"""Place of what the rollouts reported -> its row in the table."""
+"""Path of a rollout metric -> its row in the table."""
 
 
 def read_rollout_facts(facts: JsonMapping) -> JsonObject:

@@ -67,7 +67,7 @@ def evaluate(
 
 
 def check(job: EvaluationJob) -> None:
-    """Find what is wrong with a job before a model is loaded: names, files, rows, the primary metric."""
+    """Find the problems of a job before a model is loaded: names, files, rows, the primary metric."""
     lines = listed_benchmarks(job)
     labels = [label(line) for line in lines]
     repeated = sorted({name for name in labels if labels.count(name) > 1})
@@ -84,7 +84,7 @@ def judged_cases(job: EvaluationJob) -> dict[str, list[Case]]:
 
 
 def require_not_stopped(desired_state: Callable[[], DesiredState]) -> None:
-    """Raise `Conflict` (`E-STOPPED`) before a judge is asked for a run that is to stop."""
+    """Raise `Conflict` (`E-STOPPED`) before a judge is called by a run that is to stop."""
     if (now := desired_state()) is not DesiredState.RUN:
         require_done(Outcome(Status.STOPPED, exit_code=0, reason=now.value, error=None, seconds=0.0))
 

@@ -139,7 +139,7 @@ def fetch_tuples(world: NightDeps, marker: Marker) -> list[CorpusTuple]:
 
 
 def keep(lease: ClaimLease, trained: Trained, verdict: NightVerdict) -> AdapterVersion:
-    """Register what was trained, under a number that this marker keeps."""
+    """Register the trained adapter, under a number that this marker keeps."""
     world, marker = lease.world, lease.claim.marker
     facts = {
         **trained.facts,

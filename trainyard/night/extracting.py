@@ -79,7 +79,7 @@ class Intents:
         }
 
     def begin(self, contents: Iterable[streams.Content]) -> None:
-        """Note a batch durably, with what is still open of earlier ones that it does not write itself."""
+        """Note a batch durably, with open parts of earlier batches that it does not write itself."""
         batch = {(content.document.stream, content.document.name): content.key.content_sha256 for content in contents}
         self.write({**self.list_unsettled(), **batch})
 

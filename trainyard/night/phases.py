@@ -191,7 +191,7 @@ def boot(night: Night, report: Phase1Report) -> Phase1Report:
 
 
 def extract(night: Night, report: Phase1Report, waiting: deque[StreamDocument]) -> Phase1Report:
-    """Read documents until nothing waits or the budget ends. What was read counts even if the server then failed."""
+    """Read documents until none waits or the budget ends. Parsed documents count even if the server fails later."""
     world, serving, window = night.world, night.config.serving, night.config.window
     started = world.clock.monotonic()
     reserve = world.drain_s(window) + window.free_s

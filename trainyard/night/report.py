@@ -65,7 +65,7 @@ class Phase1Report(ReportPart):
 
 
 class BucketReport(ReportPart):
-    """A corpus: what is in it, and whether it was enough."""
+    """A corpus: its contents, and whether they were enough."""
 
     bucket: str
     method: str

@@ -78,7 +78,7 @@ class LocalTrainer:
         return Trained(order.work / "adapter", read_versioned("trained", done.read_bytes(), done))
 
     def bind_budget(self, budget_s: float) -> Callable[..., Produced]:
-        """`run` with what is left of the order's budget, or of the config's where that is shorter."""
+        """Return `run` with the remaining budget of the order, or the config's where that is shorter."""
         limit_s = self.config.phase2.training.budget_s
         ends = time.monotonic() + min(budget_s, limit_s or budget_s)
 

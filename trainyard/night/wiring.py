@@ -12,10 +12,10 @@ from trainyard.compute.lease import Patience, claim_devices
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput
+from trainyard.locations import project_folder
 from trainyard.night.deps import NightDeps, Stores
 from trainyard.night.extracting import choose_thinking
 from trainyard.night.training import LocalTrainer, tenant_root
-from trainyard.project import project_folder
 from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, window_chars
 from trainyard.serve.inference_server.commands import read_profile
 from trainyard.serve.inference_server.life import InferenceServer

@@ -130,7 +130,7 @@ ROWS: dict[str, Operation] = {
         route="DELETE /api/v1/tokens/{name}",
     ),
     "audit list": Operation(
-        "What was changed, by whom, through what, and how it ended; the newest first.",
+        "The audit log: changes with caller, surface and result, newest first.",
         request=AuditInput, run="app.access.audit:list_audit", text=audit_text, scope=ADMIN,
         route="GET /api/v1/audit",
     ),

@@ -47,7 +47,7 @@ class RegisterInput(Request):
         min_length=1, description="An ended job: the name that it was given, its id, or the beginning of one."
     )
     role: Annotated[str, Option("--role")] = Field(
-        min_length=1, max_length=63, description="What the adapter is for: it becomes TENANT/ROLE/vN."
+        min_length=1, max_length=63, description="Purpose of the adapter: it becomes TENANT/ROLE/vN."
     )
     promote: bool = Field(False, description="Make it live, too.")
     targets: Targets = Field(
@@ -285,7 +285,7 @@ ROWS: dict[str, Operation] = {
         request=AskInput, run="app.chat:ask", text=answer_text, scope=RUN,
         example="trainyard adapters ask handbook 'How long does the battery last?'",
         route="POST /api/v1/adapters/ask", tenants=True, heavy=True, only_answers=True,
-        stream="surfaces.live.answers:follow_answers",
+        stream="surfaces.streams:follow_answers",
     ),
     "adapters push": Operation(
         "Publish a version on the Hugging Face Hub, private unless asked, or in an object store; twice is once.",

@@ -48,7 +48,7 @@ class ArtifactRowsInput(ArtifactInput):
     reason: str | None = Field(None, min_length=1, max_length=200, description="Of dropped rows: only with this one.")
     text: str | None = Field(None, min_length=1, max_length=200, description="Only rows that contain this text.")
     text_chars: int = Field(
-        2_000, ge=1, le=4_000_000, description="Characters of a text that are given; the row names what is cut."
+        2_000, ge=1, le=4_000_000, description="Maximum characters of a text; the row names shortened texts."
     )
 
 
@@ -169,7 +169,7 @@ READ, RUN, ADMIN = Scope
 
 ROWS: dict[str, Operation] = {
     "artifacts list": Operation(
-        "What the nodes of runs left, the newest run first: sets of rows, adapters, reports.",
+        "Results of nodes, newest run first: sets of rows, adapters, reports.",
         request=ArtifactsInput, run="app.artifacts.artifacts:list_artifacts", text=artifacts_text, scope=READ,
         route="GET /api/v1/artifacts", tenants=True,
     ),
@@ -180,7 +180,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/artifacts/{run}/{node}/{port}", tenants=True,
     ),
     "artifacts rows": Operation(
-        "Rows of a result: those that are kept, a held-out set, or what was dropped and why.",
+        "Rows of a result: kept rows, a held-out set, or dropped rows with reasons.",
         request=ArtifactRowsInput, run="app.artifacts.artifacts:read_rows", text=rows_text, scope=READ,
         example="trainyard artifacts rows 59b4dead validator sft --part dropped",
         route="GET /api/v1/artifacts/{run}/{node}/{port}/rows", tenants=True,

@@ -36,7 +36,7 @@ class InstallInput(Request):
 
 
 class CancelInstallInput(Request):
-    name: Annotated[Installable, Argument("NAME")] = Field(description="What is being installed.")
+    name: Annotated[Installable, Argument("NAME")] = Field(description="The backend being installed.")
 
 
 class BackendTestInput(Request):
@@ -87,7 +87,7 @@ class DraftScriptInput(Request):
 
 
 def renderers_text(result: Any) -> str:
-    """Return the table, then what is wrong, a line each."""
+    """Return the table, then one line for each problem."""
     kinds = list(result.rows[0].kinds) if result.rows else []
     header = ("renderer", "template", "extends", *kinds, "stop tokens", "sha256")
     rows = [
@@ -159,13 +159,13 @@ ROWS: dict[str, Operation] = {
         route="POST /api/v1/backends/install",
     ),
     "backends cancel": Operation(
-        "Stop an installation that is running in the background; what is half made is removed.",
+        "Stop an installation in the background, and remove its unfinished environment.",
         request=CancelInstallInput, run="app.backends:cancel_install", text=backends_text, scope=ADMIN,
         route="POST /api/v1/backends/cancel",
     ),
     "backends test": Operation(
         "Train two steps on a trainer, as a job: whether it works here, from its data to its adapter.",
-        request=BackendTestInput, run="app.stack.smoke:try_backend", text=run_text, scope=RUN,
+        request=BackendTestInput, run="app.backends:try_backend", text=run_text, scope=RUN,
         example="trainyard backends test native --watch",
         route="POST /api/v1/backends/test", status=202, tenants=True,
     ),

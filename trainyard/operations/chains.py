@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from trainyard.app.chains.describe import ShownSchema, TemplateRows
     from trainyard.app.chains.drafts import ExpandedChain, LinkAnswers, Palette
     from trainyard.app.chains.eject import EjectOutput
-    from trainyard.app.chains.exports import ExportOutput
-    from trainyard.app.chains.imports import ImportOutput
+    from trainyard.app.chains.other_tools import ExportOutput, ImportOutput
     from trainyard.app.chains.stored import ChainDetail, ChainList, DeletedChain, RevisionDiff, RunsOfChain
     from trainyard.app.plan.check import CheckOutput
     from trainyard.app.plan.plan import ChainPlan
@@ -421,7 +420,7 @@ def palette_text(result: Palette) -> str:
 
 
 def expanded_text(result: ExpandedChain) -> str:
-    """Return the chain as a file has it, with what is wrong with it as comments."""
+    """Return the chain as a file has it, with its problems as comments."""
     lines = [f"# {line}" for reason in result.check.reasons for line in reason["line"].splitlines()]
     return "\n".join([*lines, result.text.rstrip()])
 
@@ -509,7 +508,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/chains/{chain}", tenants=True,
     ),
     "chains update": Operation(
-        "Store a new revision of a chain; what was written meanwhile is shown, and not overwritten.",
+        "Store a new revision of a chain; concurrent changes are shown, and not overwritten.",
         request=UpdateChainInput, run="app.chains.stored:update_chain", text=stored_chain_text, scope=RUN,
         example="trainyard chains update guide chain.yaml --if-match 3-1f2e3d4c5b6a",
         route="PUT /api/v1/chains/{chain}", tenants=True, body="spec", body_schema="app.plan.parse:ChainBody",
@@ -535,7 +534,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/chains/palette", tenants=True,
     ),
     "chains expand": Operation(
-        "A template, file or draft as a whole chain: ids, links and settings written out, and what is wrong with it.",
+        "A template, file or draft as a whole chain: ids, links and settings written out, and its problems.",
         request=ExpandInput, run="app.chains.drafts:expand", text=expanded_text, scope=READ,
         example="trainyard chains expand qa-pipeline -p documents=docs > chain.yaml",
         tenants=True, confined=True,
@@ -564,12 +563,12 @@ ROWS: dict[str, Operation] = {
     ),
     "import": Operation(
         "Write a config of Axolotl, LLaMA-Factory, TRL, Unsloth, Oumi or torchtune as a chain; no key is ignored.",
-        request=ImportInput, run="app.chains.imports:import_configs", text=import_text, scope=RUN,
+        request=ImportInput, run="app.chains.other_tools:import_configs", text=import_text, scope=RUN,
         local="It reads and writes files anywhere on this machine.",
     ),
     "export": Operation(
         "Write a trainer of a chain as a config of Axolotl or LLaMA-Factory.",
-        request=ExportConfigInput, run="app.chains.exports:export_chain", text=export_text, scope=RUN,
+        request=ExportConfigInput, run="app.chains.other_tools:export_chain", text=export_text, scope=RUN,
         local="It reads and writes files anywhere on this machine.",
     ),
 }  # fmt: skip

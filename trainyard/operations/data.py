@@ -92,7 +92,7 @@ OPEN, CLOSE = "⟦", "⟧"
 
 
 def preview_text(result: DataPreview) -> str:
-    """Return the rendered rows, then lengths, what is dropped, and the estimate. The raw rows were printed before."""
+    """Return the rendered rows, then lengths, dropped rows, and the estimate. The raw rows were printed before."""
     if result.generation is not None:
         return generation_text(result)
     head = f"{result.model}, template {result.template}; {OPEN}learned text{CLOSE} has the loss"
@@ -291,7 +291,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/data/columns", tenants=True, confined=True,
     ),
     "data preview": Operation(
-        "A data set as a training would see it: format, rendered rows, what is learned, lengths, problems, cost.",
+        "A data set as a training would see it: format, rendered rows, learned tokens, lengths, problems, cost.",
         request=PreviewInput, run="app.data.preview:preview", text=preview_text, scope=READ,
         example="trainyard data preview chats.jsonl --base-model Qwen/Qwen3-4B --max-length 2048",
         part_text=raw_text, route="GET /api/v1/data/preview", heavy=True, tenants=True, confined=True,

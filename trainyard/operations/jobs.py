@@ -104,7 +104,7 @@ class SamplesInput(JobInput):
     limit: int = Field(10, ge=1, le=200, description="Maximum number of evaluations, newest first.")
 
 
-class JobsInput(Request):
+class JobsInput(Request):  # `stores/live/job_index.py` turns these filters into SQL: `JobQuery`, `conditions`
     state: JobState | None = Field(None, description="Only jobs in this state.")
     name: str | None = Field(None, min_length=1, description="Only jobs of this name.")
     tenant: Annotated[str | None, Option(completes="tenant")] = Field(None, description="Only jobs of this tenant.")
@@ -402,7 +402,7 @@ ROWS: dict[str, Operation] = {
     "jobs show": Operation(
         "One job: state, trainers, checkpoints, nodes and what it was started with.",
         request=JobInput, run="app.jobs.jobs:show_job", text=job_detail_text, scope=READ,
-        route="GET /api/v1/jobs/{job}", tenants=True, stream="surfaces.live.streams:follow_job",
+        route="GET /api/v1/jobs/{job}", tenants=True, stream="surfaces.streams:follow_job",
     ),
     "jobs nodes": Operation(
         "The nodes of a run as they are now: state, progress, what each has left.",
@@ -418,12 +418,12 @@ ROWS: dict[str, Operation] = {
         "A job's log, with what its trainers printed; with --follow, as it comes.",
         request=LogsInput, run="app.jobs.logs:show_logs", text=log_text, scope=READ,
         part_text=log_line_text, route="GET /api/v1/jobs/{job}/logs", tenants=True,
-        stream="surfaces.live.streams:follow_logs",
+        stream="surfaces.streams:follow_logs",
     ),
     "jobs metrics": Operation(
         "Loss and learning rate of every step of a job.",
         request=MetricsInput, run="app.jobs.jobs:show_metrics", text=metrics_text, scope=READ,
-        route="GET /api/v1/jobs/{job}/metrics", tenants=True, stream="surfaces.live.streams:follow_metrics",
+        route="GET /api/v1/jobs/{job}/metrics", tenants=True, stream="surfaces.streams:follow_metrics",
     ),
     "jobs note": Operation(
         "Write what to remember about a job; lists and its page show it.",
@@ -462,7 +462,7 @@ ROWS: dict[str, Operation] = {
         route="POST /api/v1/jobs/{job}/verify", tenants=True, heavy=True,
     ),
     "jobs samples": Operation(
-        "What the model answered to held-out prompts at each evaluation of a job.",
+        "The model's answers to held-out prompts at each evaluation of a job.",
         request=SamplesInput, run="app.jobs.samples:show_samples", text=samples_text, scope=READ,
         route="GET /api/v1/jobs/{job}/samples", tenants=True,
     ),

@@ -58,8 +58,8 @@ class EngineeringInput(Request):
 class AddInput(Request):
     action: Annotated[Literal["add"], Argument("add")] = Field("add", description="What to do: add.")
     file: Annotated[Path | None, Option(local=True)] = Field(None, description="JSON lines {prompt, shadow, verdict}.")
-    prompt: str | None = Field(None, description="What was asked.")
-    shadow: str | None = Field(None, description="What the model said.")
+    prompt: str | None = Field(None, description="The question.")
+    shadow: str | None = Field(None, description="The model's answer.")
     verdict: str | None = Field(None, description="What a person vouches for.")
     bucket: str | None = Field(None, description=BUCKET)
     config: Annotated[Path | None, Option(local=True)] = Field(None, description=CONFIG)
@@ -102,7 +102,7 @@ def status_text(night_status: NightStatus) -> str:
 
 
 def added_text(added: Added) -> str:
-    """Return what a corpus has got, and what was left out."""
+    """Return the added tuples of a corpus, and the refused ones."""
     lines = [f"{added.bucket}: {added.added:,} added, {added.there:,} there already ({added.file})"]
     if added.skipped:
         reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in added.skipped.items())
@@ -135,7 +135,7 @@ READ, RUN, ADMIN = Scope
 
 ROWS: dict[str, Operation] = {
     "nightly run": Operation(
-        "Carry out one night: documents into the graph, full corpora into adapters; what is done is not done twice.",
+        "Run one night: documents into the graph, full corpora into adapters; finished parts are not repeated.",
         request=RunNightInput, run="app.nights:run_once", text=night_text, scope=RUN,
         local="A night takes up to two hours; over a network, run its deployment: POST /api/v1/runs.",
     ),
@@ -170,7 +170,7 @@ ROWS: dict[str, Operation] = {
         local="It reads a repository anywhere on this machine.",
     ),
     "corpus apprenticeship": Operation(
-        "Add corrections to a corpus: what the model said (shadow), and what a person vouches for (verdict).",
+        "Add corrections to a corpus: the model's answer (shadow), and a person's correction (verdict).",
         request=AddInput, run="app.nights:add_corrections", text=added_text, scope=RUN,
         route="POST /api/v1/corpus/apprenticeship",
     ),

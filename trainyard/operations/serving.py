@@ -62,7 +62,7 @@ class ServeInput(Request):
 
 class McpInput(Request):
     scope: Literal["read", "run", "admin"] = Field(
-        "admin", description="What the agent may do: look; start work, too; or all that you may."
+        "admin", description="Permissions of the agent: read; start work, too; or all of yours."
     )
 
 
@@ -121,7 +121,7 @@ ROWS: dict[str, Operation] = {
     ),
     "mcp": Operation(
         "Answer an agent over the Model Context Protocol, on standard input and output: every command as a tool.",
-        request=McpInput, run="surfaces.mcp.stdio:serve_mcp", text=json_text, scope=ADMIN,
+        request=McpInput, run="surfaces.serve:serve_mcp", text=json_text, scope=ADMIN,
         example="trainyard mcp --scope run",
         local="It speaks on the standard input and output of a process.", endless=True,
     ),

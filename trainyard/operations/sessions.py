@@ -46,7 +46,7 @@ class ForwardInput(VerbInput):
     rows: Annotated[tuple[Row, ...], Option("--row")] = Field((), max_length=MOST_ROWS, description=ROW)
     batch: JsonObject = Field({}, description="input_ids, labels, attention_mask …, as lists of numbers.")
     tensors: Base64Bytes | None = Field(None, description="The batch as a safetensors file.")
-    normalizer: float | None = Field(None, gt=0, description="What the sum is divided by; default: the batch's units.")
+    normalizer: float | None = Field(None, gt=0, description="Divisor of the sum; default: the batch's units.")
     outputs: tuple[Literal["logits", "hidden_states"], ...] = Field((), max_length=2, description="What to keep.")
 
 
@@ -210,7 +210,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/sessions", tenants=True,
     ),
     "sessions show": Operation(
-        "One session: state, step, the number of its next operation, and what is saved.",
+        "One session: state, step, the number of its next operation, and its saved states.",
         request=SessionInput, run="app.sessions.life:show_session", text=session_text, scope=READ,
         route="GET /api/v1/sessions/{session}", tenants=True,
     ),

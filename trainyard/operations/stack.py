@@ -18,8 +18,8 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import format_table
 
 if TYPE_CHECKING:
+    from trainyard.app.stack.api_service import DashboardLink
     from trainyard.app.stack.backup import BackedUp, Restored
-    from trainyard.app.stack.dashboard import DashboardLink
     from trainyard.app.stack.demo import DemoResult
     from trainyard.app.stack.doctor import Diagnosis
     from trainyard.app.stack.gc import Collected
@@ -218,7 +218,7 @@ ROWS: dict[str, Operation] = {
     ),
     "dashboard": Operation(
         "A link that opens the dashboard and logs a browser in: once, within an hour.",
-        request=Nothing, run="app.stack.dashboard:show_dashboard", text=dashboard_text, scope=ADMIN,
+        request=Nothing, run="app.stack.api_service:show_dashboard", text=dashboard_text, scope=ADMIN,
         local="It prints a secret.",
     ),
     "env": Operation(
@@ -233,7 +233,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/settings",
     ),
     "doctor": Operation(
-        "Look at versions, server, worker, models, disk and devices, and say what to do about what is wrong.",
+        "Check versions, server, worker, models, disk and devices, and suggest fixes.",
         request=Nothing, run="app.stack.doctor:examine", text=doctor_text, scope=READ,
         route="GET /api/v1/doctor",
     ),
@@ -243,7 +243,7 @@ ROWS: dict[str, Operation] = {
         local="It rewrites files below TRAINYARD_HOME.",
     ),
     "gc": Operation(
-        "Remove what is not needed any more: old runs, results, logs, environments; with --dry-run, show it.",
+        "Remove unused runs, results, logs and environments; with --dry-run, list them.",
         request=GcInput, run="app.stack.gc:collect", text=gc_text, scope=ADMIN,
         example="trainyard gc --days 14 --dry-run",
     ),

@@ -132,7 +132,7 @@ READ, RUN, ADMIN = Scope
 
 ROWS: dict[str, Operation] = {
     "sweep": Operation(
-        "Train a chain with many sets of values, stop what is worse early, and continue what is better.",
+        "Train a chain with many sets of values; stop worse trials early, and continue better ones.",
         request=SweepInput, run="app.sweep_start:sweep", text=sweep_text, scope=RUN,
         example="trainyard sweep chain.yaml -p 'trainer.learning_rate=loguniform(1e-5,1e-3)' --watch",
         route="POST /api/v1/sweeps",

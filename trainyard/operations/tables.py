@@ -94,7 +94,7 @@ def fit_table(rows: Sequence[Sequence[str]], header: Sequence[str], columns: int
 
 
 def minimum_width(name: str, cells: Sequence[str], natural: int) -> int:
-    """Width below which a column must not be: its own for what is copied, else that of its words."""
+    """Minimum width of a column: its full width for copied values, else that of its words."""
     if name in WHOLE or natural <= LEAST:
         return natural
     longest = max((cell_width(word) for cell in cells for word in cell.split()), default=0)

@@ -1,12 +1,18 @@
-"""A disk with less free space than the setting `min_free_mb`: one event when that begins, not one a look.
+"""Alerts: a missed night (`NightWatch`), a nearly full disk (`DiskWatch`) or GPU (`GpuWatch`), failed runs.
 
-A GPU whose memory is nearly full (`gpu_memory_alert_percent`): one event when that begins, not one a look.
+An alert is an automation with an action for each Prefect block that the setting `alerts` names. The server sends it,
+not this machine's processes: a webhook block (`webhook/NAME`) gets a JSON object, every other block that can notify
+(`sendgrid-email/NAME`, `slack-webhook/NAME`, …) a subject and a text. Templates are Prefect's: Jinja over the event and
+the objects that it names (https://docs.prefect.io/v3/concepts/automations).
 
-At six in the morning, in the zone of the schedule: was a night expected since yesterday at six, and did one succeed?
+No trigger is proactive: those count from an event and forget when the server restarts. A run that died silently becomes
+Crashed by the watchdog or by the heartbeat automation. The watchdog (`watchdog.py`) calls the three watches:
 
-A night is expected if the server had scheduled one; a deployment without an active schedule expects none. A date is
-judged once, also over restarts of the watchdog, and later on that day if no check was possible at six. Days are local
-calendar days: one of 23 or 25 hours is still one day.
+NightWatch  at six in the morning, in the zone of the schedule: was a night expected since yesterday at six, and did one
+            succeed? A night is expected if the server had scheduled one. A date is judged once, also over restarts of
+            the watchdog, and later on that day if no check was possible at six. Days are local calendar days.
+DiskWatch   less free space than the setting `min_free_mb`: one event when that begins
+GpuWatch    memory above `gpu_memory_alert_percent`: one event when that begins
 """
 
 from __future__ import annotations
@@ -22,20 +28,164 @@ from pathlib import Path
 from uuid import uuid4
 from zoneinfo import ZoneInfo
 
+from prefect.automations import Automation
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import DeploymentFilter, FlowFilter, FlowRunFilter
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import BlockDocument, FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.events.actions import ActionTypes, CallWebhook, SendNotification
+from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.exceptions import ObjectNotFound
 
 from trainyard.app.gpus import MONITOR
 from trainyard.compute.monitor import GpuMonitor, GpuReading
+from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
-from trainyard.prefect_api.server import DISK_LOW, GPU_PRESSURE, NO_SUCCESS, client
-from trainyard.prefect_api.states import SKIPPED
+from trainyard.prefect_api.server import DISK_LOW, GPU_PRESSURE, NO_SUCCESS, RUNS, client
+from trainyard.prefect_api.states import BUDGET_EXCEEDED, SKIPPED
 from trainyard.settings import Settings
 from trainyard.stores.files import lacking_space
 from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
+
+PREFIX = "trainyard alert: "
+WEBHOOK, NOTIFY = "webhook", "notify"
+"""The block type that is called with a payload, and the capability of those that get a subject and a text."""
+FAILED = tuple(f"prefect.flow-run.{word}" for word in ("Failed", "Crashed", "TimedOut", BUDGET_EXCEEDED))
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert: the events that send it, and its two texts as Jinja templates."""
+
+    name: str
+    events: tuple[str, ...]
+    subject: str
+    text: str
+    match: dict[str, str] = field(default_factory=dict)
+    """Labels of the event's resource; `POOL` means the name of this home's work pool."""
+    match_related: dict[str, str] = field(default_factory=dict)
+
+
+POOL = "{pool}"
+ALERTS = (
+    Alert(
+        name="run failed",
+        events=FAILED,
+        subject="Trainyard: the run {{ flow_run.name }} has failed",
+        text="{{ flow_run.state.name }}: {{ flow_run.state.message }}\nRead `trainyard jobs logs {{ flow_run.id }}`.",
+        match=RUNS,
+        match_related={"prefect.resource.role": "work-pool", "prefect.resource.name": POOL},
+    ),
+    Alert(
+        name="disk low",
+        events=(DISK_LOW,),
+        subject="Trainyard: the disk of {{ event.resource.name }} is nearly full",
+        text="{{ event.payload.message }}\nSee what can go by `trainyard gc --dry-run`.",
+    ),
+    Alert(
+        name="gpu memory",
+        events=(GPU_PRESSURE,),
+        subject="Trainyard: the memory of {{ event.resource.name }} is nearly full",
+        text="{{ event.payload.message }}\nSee the memory of each job by `trainyard gpus`.",
+    ),
+    Alert(
+        name="worker gone",
+        events=("prefect.work-pool.not-ready",),
+        subject="Trainyard: no worker serves the pool {{ event.resource.name }}",
+        text="No worker of the pool has sent a heartbeat for 90 s; runs wait. Run `trainyard up` on its machine.",
+        match={"prefect.resource.id": "prefect.work-pool.*", "prefect.resource.name": POOL},
+    ),
+    Alert(
+        name="night skipped",
+        events=(NO_SUCCESS,),
+        subject="Trainyard: no night of {{ event.resource.name }} succeeded by six",
+        text="Due at {{ event.payload.due }}. Read `trainyard nightly status`.",
+    ),
+)
+"""The table of alerts."""
+
+
+def ensure_alerts(settings: Settings) -> None:
+    """Write an automation for every alert, or none if the setting names no block; those that are off stay off.
+
+    Raises `InvalidInput` (`E-SETTINGS`) for a block that the server does not have, or that cannot notify.
+    """
+    with client() as prefect:
+        blocks = [find_block(prefect, name) for name in settings.alerts]
+        automations_by_name = {
+            automation["name"]: automation
+            for automation in prefect.request("POST", "/automations/filter", json={}).json()
+        }
+        own_automations = {
+            name: automation for name, automation in automations_by_name.items() if name.startswith(PREFIX)
+        }
+        desired = {automation.name: automation for automation in automations(settings.work_pool, blocks)}
+        for name in own_automations.keys() - desired.keys():
+            prefect.request("DELETE", "/automations/{id}", path_params={"id": own_automations[name]["id"]})
+        for name, automation in desired.items():
+            body = automation.model_dump(mode="json", exclude={"id", "owner_resource"})
+            if (current := own_automations.get(name)) is None:
+                prefect.request("POST", "/automations/", json=body)
+                continue
+            updated = {**body, "enabled": current["enabled"]}
+            prefect.request("PUT", "/automations/{id}", path_params={"id": current["id"]}, json=updated)
+
+
+def find_block(prefect: SyncPrefectClient, name: str) -> BlockDocument:
+    """Return the block document `TYPE/NAME`. Raises `InvalidInput` (`E-SETTINGS`)."""
+    kind, _, document = name.partition("/")
+    try:
+        block = prefect.read_block_document_by_name(document, kind, include_secrets=False)
+    except ObjectNotFound as error:
+        raise InvalidInput(
+            f"The setting alerts names the block {name}, which this Prefect server does not have.",
+            do=f"Make it in the Prefect UI under Blocks (`prefect block create {kind}` prints the page), and repeat "
+            "`trainyard up`; or take it out of the setting.",
+            code="E-SETTINGS",
+        ) from error
+    capabilities = block.block_schema.capabilities if block.block_schema else []
+    if kind != WEBHOOK and NOTIFY not in capabilities:
+        raise InvalidInput(
+            f"The block {name} cannot send an alert.",
+            why="A block of this type neither notifies nor is a webhook.",
+            do="Name one of the types webhook, sendgrid-email, slack-webhook, or another that notifies.",
+            code="E-SETTINGS",
+        )
+    return block
+
+
+def automations(pool: str, blocks: list[BlockDocument]) -> Iterator[Automation]:
+    """Yield the automation of every alert; none without a block."""
+    for alert in ALERTS if blocks else ():
+        match, related = (
+            {key: pool if value == POOL else value for key, value in labels.items()}
+            for labels in (alert.match, alert.match_related)
+        )
+        yield Automation(
+            name=PREFIX + alert.name,
+            description="Made by `trainyard up` from the setting `alerts`, and written again by it.",
+            trigger=EventTrigger(
+                expect=set(alert.events),
+                match=match,
+                match_related=related,
+                posture=Posture.Reactive,
+                threshold=1,
+                within=timedelta(seconds=0),
+            ),
+            actions=[action(alert, block) for block in blocks],
+        )
+
+
+def action(alert: Alert, block: BlockDocument) -> ActionTypes:
+    """Return the server's action for a block: call it with a JSON object, or send subject and text."""
+    kind = block.block_type.slug if block.block_type else ""
+    if kind != WEBHOOK:
+        return SendNotification(block_document_id=block.id, subject=alert.subject, body=alert.text)
+    texts = f"{{% set subject %}}{alert.subject}{{% endset %}}{{% set text %}}{alert.text}{{% endset %}}"
+    answer = f"{{{{ {{'alert': '{alert.name}', 'subject': subject, 'text': text}} | tojson }}}}"
+    return CallWebhook(block_document_id=block.id, payload=texts + answer)
+
 
 BYTES_PER_MIB = 1 << 20
 
@@ -48,7 +198,7 @@ class DiskWatch:
     low: bool = field(default=False, init=False)
 
     def look(self) -> list[str]:
-        """Send the event if space has become low; return its sentence. Raises what the server's client raises."""
+        """Send the event if space has become low; return its sentence. Raises errors of the server's client."""
         lacking = lacking_space(self.settings.home, self.settings.min_free_mb * BYTES_PER_MIB)
         if lacking is None:
             self.low = False
@@ -84,7 +234,7 @@ class GpuWatch:
     """GPUs whose event was sent."""
 
     def look(self) -> list[str]:
-        """Send the event of each GPU that has become nearly full. Raises what the server's client raises."""
+        """Send the event of each GPU that has become nearly full. Raises errors of the server's client."""
         threshold = self.settings.gpu_memory_alert_percent
         messages = []
         for gpu in self.monitor.read().gpus if threshold else ():

@@ -10,7 +10,7 @@ from trainyard.app.run_records import RunResult
 from trainyard.app.runs import LogRow, RunsClient
 from trainyard.callbacks import ignore
 from trainyard.prefect_api import listing, operating, server, slots, watching
-from trainyard.prefect_api.alert_blocks import ensure_alerts
+from trainyard.prefect_api.alerts import ensure_alerts
 from trainyard.prefect_api.synchronizing import Synchronizer
 from trainyard.prefect_api.watching import OnProgress
 from trainyard.settings import Settings

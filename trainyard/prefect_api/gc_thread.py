@@ -5,7 +5,7 @@
 For the Prefect server on SQLite. A statement that fails with "database is locked" leaves its cursor in a reference
 cycle. If the collector runs in the event loop and frees such a cursor while another thread waits on its connection for
 the write lock, the loop waits with it: for a transaction that only the loop could end. SQLite gives up after a minute,
-in which the server answers nobody. In a thread of its own the collector waits alone, and the loop continues.
+in which the server does not answer. In a thread of its own the collector waits alone, and the loop continues.
 
 A short command of Prefect, most of which is imports, spends no time on collections this way.
 """

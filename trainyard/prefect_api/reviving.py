@@ -1,17 +1,20 @@
-"""Services that died are started again: `python -m trainyard.prefect_api.reviving`, called by the watchdog.
+"""Restart of services that died: `python -m trainyard.prefect_api.reviving`, called by the watchdog; and its log lines.
 
-A process of its own, so that what it starts does not belong to the watchdog. A service counts as dead when its record
-is there and its process is not: `trainyard down` ends the watchdog first and removes each record. Everything happens
-under the lock of `up` and `down`, after another look, so that nothing is started that was stopped meanwhile.
+A process of its own, so that the services it starts do not belong to the watchdog. A service counts as dead when its
+record is there and its process is not: `trainyard down` ends the watchdog first and removes each record. Everything
+happens under the lock of `up` and `down`, after another look, so that a service that was stopped meanwhile stays down.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
 
 from trainyard.app import services as stack
 from trainyard.app.stack.api_service import NAME as API
@@ -19,9 +22,20 @@ from trainyard.app.stack.api_service import start_api
 from trainyard.app.stack.stack import begin_work, start_embedded
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, record_path
 from trainyard.errors import TrainyardError
-from trainyard.prefect_api.log_lines import log_line
 from trainyard.serve.targets import local
 from trainyard.settings import Settings, load_settings
+
+
+def log_line(settings: Settings, name: str, text: str, level: Literal["INFO", "ERROR"] = "INFO") -> str:
+    """Return one line of text with its local time, or with level, logger and Unix seconds as the JSON logs of the
+    services.
+    """
+    now = time.time()
+    if settings.log_format == "text":
+        return f"{datetime.fromtimestamp(now).isoformat(timespec='seconds')} {text}"
+    record = {"name": name, "msg": text, "levelname": level, "severity": level, "created": now}
+    return json.dumps(record, ensure_ascii=False)
+
 
 LOGGER = "trainyard.reviving"
 BACK_OFF_S = (0.0, 10.0, 30.0, 60.0, 120.0, 300.0)

@@ -57,7 +57,7 @@ ENDS = (
 
 
 def bootstrap(settings: Settings) -> None:
-    """Create what is missing: the work pool, a limit for each device, the automation. A second call changes nothing."""
+    """Create the missing ones of work pool, limits of devices and automation. A second call changes nothing."""
     with client() as prefect:
         try:
             prefect.read_work_pool(settings.work_pool)

@@ -23,9 +23,8 @@ from trainyard.app.live.trainings import add_files
 from trainyard.app.services import require_api_url
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
-from trainyard.prefect_api.control import asker
 from trainyard.prefect_api.listing import PAGE, build_row, is_upcoming
-from trainyard.prefect_api.states import STATES
+from trainyard.prefect_api.states import STATES, asker
 from trainyard.settings import Settings
 from trainyard.stores.live.job_ids import JOB_TAG
 from trainyard.stores.live.job_index import ENDED, Row
@@ -53,7 +52,7 @@ class Synchronizer:
         """Open, so that the log of changes is not written back by each that closes the file."""
 
     def run(self, stop: Event) -> None:
-        """Synchronise each second until `stop` is set. A server that is away is asked again; that is said once."""
+        """Synchronise each second until `stop` is set. A missing server is asked again, and reported once."""
         while not stop.is_set():
             started_s = time.monotonic()
             self.attempt()

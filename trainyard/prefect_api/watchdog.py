@@ -22,7 +22,6 @@ from trainyard.app.services import worker_name
 from trainyard.compute.leftovers import Sweeper, sweep_leftovers
 from trainyard.errors import Unavailable
 from trainyard.prefect_api.alerts import DiskWatch, GpuWatch, NightWatch
-from trainyard.prefect_api.log_lines import log_line
 from trainyard.prefect_api.operating import (
     find_process,
     list_dead_runs,
@@ -31,7 +30,7 @@ from trainyard.prefect_api.operating import (
     schedule_again,
     write_end_state,
 )
-from trainyard.prefect_api.reviving import Reviver
+from trainyard.prefect_api.reviving import Reviver, log_line
 from trainyard.prefect_api.server import NO_HEARTBEAT, client
 from trainyard.settings import Settings, load_settings
 

@@ -135,7 +135,7 @@ class LineChild(PipedChild):
         try:
             line = self.read_line()
         except BaseException:
-            self.stop()  # a reply that nobody reads would answer the next line
+            self.stop()  # an unread reply would answer the next line
             raise
         if line.endswith(b"\n"):
             reply: dict[str, object] = json.loads(line)

@@ -1,7 +1,7 @@
 """Limits of a child that runs or reads what strangers wrote: memory, CPU time, system calls.
 
 A limit ends the child, never its parent. Memory is an address space over what the child has when it starts
-(`RLIMIT_AS`), CPU time is a timer whose signal nobody handles (`ITIMER_PROF`), so that a pattern which backtracks
+(`RLIMIT_AS`), CPU time is a timer whose signal has no handler (`ITIMER_PROF`), so that a pattern which backtracks
 inside of a C library ends too. The kernel refuses sockets and, where no program is needed, `execve` (seccomp, Linux).
 
 The child's side of a program that answers lines (`children.LineChild`): standard library only.

@@ -209,7 +209,7 @@ class Peer(References):
                     raise Closed
 
     def answer(self, question: list[Any]) -> None:
-        """Do what the other process asks, and send what came of it."""
+        """Execute a request of the other process, and send its result."""
         printed = io.StringIO()
         try:
             name, target, packed, named, stdin, captured = question

@@ -73,7 +73,7 @@ class Sandbox(PipedChild):
         self.lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the program. Raises `OSError` with what the kernel refuses."""
+        """Start the program. Raises `OSError` where the kernel refuses it."""
         self.open()
         try:
             reply = self.receive(START_S)
@@ -116,7 +116,7 @@ class Sandbox(PipedChild):
                             code="E-SANDBOX",
                         ) from error
                 except BaseException:
-                    self.stop()  # a reply that nobody reads would answer the next request
+                    self.stop()  # an unread reply would answer the next request
                     raise
         raise AssertionError("the second attempt returns or raises")
 

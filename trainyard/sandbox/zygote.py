@@ -46,7 +46,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     os.umask(0o022)  # the folders of the new root are read by another user; Trainyard's own mask leaves them to root
     sys.argv[:] = [""]
-    os.environ.clear()  # of what the interpreter itself has set, such as LC_CTYPE
+    os.environ.clear()  # variables that the interpreter itself has set, such as LC_CTYPE
     for name in MODULES:
         importlib.import_module(name)
     if options["schemas"]:
@@ -173,7 +173,7 @@ def supervise(kind: bytes, confined: bool, as_nobody: bool) -> None:
 
 
 def follow(verdict: int, output: int, deadline: float) -> JsonObject:
-    """Read the verdict and what is printed, which is bounded while it is read, until one of them ends it."""
+    """Read the verdict and the output, which is bounded while it is read, until one of them ends it."""
     reply, printed, total, reading = b"", b"", 0, [verdict, output]
     while verdict in reading or output in reading:
         ready = select.select([*reading, 0], [], [], max(0.0, deadline - time.monotonic()))[0]

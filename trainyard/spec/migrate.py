@@ -166,7 +166,7 @@ def move_setting(settings: JsonObject, old: str, value: Any) -> None:
 
 
 def read_variant(settings: JsonMapping, axis: str) -> dict[str, object]:
-    """Return what is written of an axis, as a mapping with a `type`."""
+    """Return the value of an axis as a mapping with a `type`."""
     variant = settings.get(axis) or USUAL[axis]
     variant = variant.model_dump(exclude_unset=True) if isinstance(variant, Variant) else variant
     return {"type": USUAL[axis], **variant} if isinstance(variant, Mapping) else {"type": variant}

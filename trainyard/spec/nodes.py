@@ -252,9 +252,9 @@ class HoldoutRules(Strict):
 
 
 class GeneratorAddress(Strict):
-    """Who writes the rows of a generator, and where that one answers."""
+    """Author of a generator's rows, and the address of its server."""
 
-    model: str | None = Field(None, min_length=1, max_length=256, description="Who writes; empty: by rule.")
+    model: str | None = Field(None, min_length=1, max_length=256, description="Writes the rows; empty: by rule.")
     engine: GeneratorKind | None = Field(None, description="Default: extractive without a model, else by the endpoint.")
     endpoint: EndpointName | None = Field(
         None, description="Endpoint of trainyard.toml that answers, with its key; default: the one named as the model."
@@ -267,7 +267,7 @@ class AiGeneratorConfig(GeneratorAddress):
 
     count: int = Field(200, ge=1, le=10_000_000, description="Rows to train on, over all documents.")
     holdout: HoldoutRules | None = Field(
-        None, description="What is generated on top of count; default: what the validator after it holds out."
+        None, description="Rows on top of count; default: the held-out rows of the validator after it."
     )
     template: GenerationTemplate = Field(GenerationTemplate.QA, description="What kind of rows is written.")
     prompt: LongText | None = Field(None, description="Own Jinja prompt (sandboxed); sees `document`.")
@@ -295,7 +295,7 @@ class QualityRules(Strict):
 
 
 class SensitiveRules(Strict):
-    """What is done with personal data and secrets in the texts of a row, by kind."""
+    """Treatment of personal data and secrets in the texts of a row, by kind."""
 
     email: SensitiveAction = Field("count", description="E-mail addresses.")
     phone: SensitiveAction = Field("count", description="Phone numbers.")
@@ -424,7 +424,7 @@ class EvaluatorConfig(Strict):
     confidence: float = Field(0.95, gt=0.5, lt=1, description="Of the intervals.")
     resamples: int = Field(2000, ge=100, le=100_000, description="Draws of the bootstrap.")
     judge: JudgeSettings | None = Field(
-        None, description="Who scores the benchmarks judge and judge_rubric.", exclude_if=lambda value: value is None
+        None, description="Judge of the benchmarks judge and judge_rubric.", exclude_if=lambda value: value is None
     )
     quotes: int | None = Field(
         None, ge=0, le=1000,
@@ -449,7 +449,7 @@ class Target(Strict):
     )
     endpoint: EndpointName | None = Field(None, description="Endpoint of trainyard.toml: its address, with its key.")
     base_model: str | None = Field(None, description="Base model of the server; must be the trainer's.")
-    max_lora_rank: int | None = Field(None, ge=1, le=256, description="What the server was started with.")
+    max_lora_rank: int | None = Field(None, ge=1, le=256, description="The server's own start option.")
     path_prefix: tuple[Path, Path] | None = Field(None, description="(our folder, the same folder on the server).")
     merged: MergedFormat | None = Field(
         None, description="Base and adapter as one model in this format, in place of the adapter.", exclude_if=is_unset
@@ -460,7 +460,7 @@ class DeployerConfig(Strict):
     """Registers `<tenant>/<role>/v<N>` and switches the targets, all or none, if the gate says better."""
 
     tenant: Name | None = Field(None, description="Default: the chain's tenant.")
-    role: Name | None = Field(None, description="What the adapter is for; part of its name. Default: the data's name.")
+    role: Name | None = Field(None, description="Purpose of the adapter; part of its name. Default: the data's name.")
     targets: tuple[Target, ...] = Field(default_factory=lambda: (Target(),))
     unevaluated: bool = Field(False, description="Deploy without an evaluator upstream.")
     few_rows: Literal["stop", "allow"] = Field(

@@ -194,7 +194,7 @@ def kinds_of_set(source: SourceSet) -> tuple[Port, ...]:
 
 
 def take(node: PortNode, offers: Offers) -> Inputs:
-    """Return the inputs of a node out of what is offered to it."""
+    """Return the inputs of a node, chosen from the offered ports."""
     if isinstance(node.config, AiGeneratorConfig):
         return {**pick(offers, "documents"), **(find_scores(offers) if node.config.best_of > 1 else {})}
     if node.type == "validator":

@@ -8,7 +8,7 @@ NO_TRAINER_DETAIL = "no trainer installed"
 """Detail of a pending job that waits until its trainer is installed: who watches it does not wait."""
 
 NOT_DEPLOYED_DETAIL = "not deployed"
-"""Detail of a completed run whose gate said no: its adapter is kept, and what was live stays live."""
+"""Detail of a completed run whose gate refused: its adapter is kept, and the live version stays live."""
 
 
 class JobState(StrEnum):

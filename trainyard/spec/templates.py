@@ -524,7 +524,7 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
 
 
 def own_role(form: TemplateForm) -> str:
-    """Return the role where none is given: that of the data, with a word for what the template makes of it."""
+    """Return the default role: that of the data, with a word of the template."""
     match form:
         case QaPipeline():
             return role_of_place(form.documents)

@@ -49,7 +49,7 @@ DEFAULT_MAX_LENGTH = 512
 
 
 class Hyperparameters(Strict):
-    """Settings of the optimisation. What is left out takes the vetted value of its stage and method."""
+    """Settings of the optimisation. A missing field takes the vetted value of its stage and method."""
 
     epochs: MainFloat | None = Field(None, gt=0, le=10_000, description="Passes over the rows.")
     max_steps: MainInt | None = Field(None, ge=1, le=10_000_000, description="Optimizer steps; wins over epochs.")

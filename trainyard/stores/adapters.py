@@ -63,7 +63,7 @@ class AdapterVersion(BaseModel):
     kind: str = "adapter"
     """`adapter`, or `model` for whole weights."""
     run_key: str = ""
-    """What asked for it: a second registration with the same key returns this version."""
+    """Key of the request: a second registration with the same key returns this version."""
     created: float = 0.0
     """Unix seconds."""
     facts: JsonObject = {}
@@ -94,7 +94,7 @@ class Live:
         return any(entry["version"] == number for entry in self.history)
 
     def replaced(self) -> list[int]:
-        """Return the versions below the live one, oldest first: what was rolled back or undone is not among them."""
+        """Return the versions below the live one, oldest first, without those that were rolled back or undone."""
         stack: list[int | None] = []
         for entry in self.history:
             number = entry["version"]
@@ -251,7 +251,7 @@ class AdapterRegistry:
         return self._folder(version.tenant, version.role) / f"v{version.version}"
 
     def verify(self, version: AdapterVersion) -> AdapterVersion:
-        """The same version after a check that every byte is what the manifest says; raises `Corrupt` otherwise."""
+        """Return the version after a check of every byte against the manifest. Raises `Corrupt`."""
         files = describe(self.files, self.path(version))
         if CARD_FILE not in version.files:
             files.pop(CARD_FILE, None)

@@ -250,7 +250,7 @@ def reference(
 
 
 def open_reference(reference: Reference) -> Path:
-    """Return the folder of a reference, after a check that its bytes are what the reference says.
+    """Return the folder of a reference, after a check that its bytes match the reference.
 
     Raises `NotFound` (`E-NOT-FOUND`) or `Corrupt` (`E-CORRUPT`).
     """

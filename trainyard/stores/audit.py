@@ -39,7 +39,7 @@ TAIL_BYTES = 64 << 10
 """A line is shorter."""
 FLUSH_EVERY_S = 1.0
 BEGINNING = "0" * 64
-"""What the first line of all has as `previous`."""
+"""Value of `previous` in the first line of all."""
 HEAD_BYTES = 128
 """Length of head.json, spaces included: it is written over in place."""
 
@@ -65,7 +65,7 @@ class LogEnd:
     digest: str
 
     def is_still(self, max_file_bytes: int) -> bool:
-        """Whether nobody has written since: a line makes this file longer, or begins another where it is full."""
+        """Whether no line was written since: a line makes this file longer, or begins another where it is full."""
         try:
             return os.stat(self.path).st_size == self.size < max_file_bytes
         except FileNotFoundError:
@@ -191,7 +191,7 @@ def canonical(value: Any) -> bytes:
 
 
 def parse_line(data: bytes) -> JsonObject | None:
-    """Return a line as it was written; None for what is not a whole one."""
+    """Return a line as it was written; None for an incomplete one."""
     try:
         value = json.loads(data)
     except ValueError:

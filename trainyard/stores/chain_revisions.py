@@ -130,7 +130,7 @@ class ChainStore:
         return read_revision(path, self.files)  # type: ignore[arg-type]
 
     def delete(self, chain: StoredChain) -> None:
-        """Remove a chain with all its revisions; nobody finds a part of them."""
+        """Remove a chain with all its revisions; a reader finds all of them or none."""
         folder = self.root / chain.tenant / chain.id
         trash = folder.with_name(f".{chain.id}{DELETED}")
         try:

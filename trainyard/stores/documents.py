@@ -31,7 +31,7 @@ from trainyard.stores.schema import add_version, strip_version
 POINTS = ("ledger.appending", "ledger.appended", "ledger.flushed")
 """Where `at` is called."""
 MOST_REASON = 2_000
-"""Characters of a quarantine reason: it may quote what a model said."""
+"""Maximum characters of a quarantine reason, which may quote a model's reply."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HEAD, _MIDDLE, _TAIL = b'{"sha256":"', b'","entry":', b"}"
 _BODY_AT = len(_HEAD) + 64 + len(_MIDDLE)

@@ -55,7 +55,7 @@ class Files(Protocol):
         """Flush the bytes of a file to the disk."""
 
     def fsync_folder(self, path: Path) -> None:
-        """Flush the names in a folder to the disk: what was created, renamed or removed there."""
+        """Flush the names in a folder to the disk: files that were created, renamed or removed there."""
 
     def rename_noreplace(self, source: Path, target: Path) -> None:
         """Rename (file or folder) for exactly one of any number of processes.

@@ -49,7 +49,7 @@ class JobRecord(BaseModel):
     name: str = ""
     state: JobState = JobState.PENDING
     detail: str = ""
-    """What is happening within the state (starting, pausing …), or why it ended."""
+    """Detail of the state (starting, pausing …), or the reason of its end."""
     stage: Stage
     method: Method
     backend: BackendName

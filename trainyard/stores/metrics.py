@@ -20,7 +20,7 @@ class Frozen(BaseModel):
 
 
 class TrainingProgress(Frozen):
-    """Progress of a training. None: it has not said so yet."""
+    """Progress of a training; None before the first report."""
 
     step: int = 0
     total_steps: int | None = None
@@ -79,7 +79,7 @@ MEASURED = tuple(name for name in Point.model_fields if name not in ("step", "ti
 
 
 def read_curve(events: Iterable[Event], since: float = 0.0) -> list[Point]:
-    """Return the loss curve across restarts, by step; without what was said before `since` (seconds of the epoch)."""
+    """Return the loss curve across restarts, by step; without values reported before `since` (seconds of the epoch)."""
     points: dict[int, Point] = {}
     for event in select_since(events, since):
         if event["event"] == "begin":

@@ -348,7 +348,7 @@ def model_sha256(folder: Path, *, digests: Path | None = None) -> str:
 
 
 def read_digests(path: Path | None) -> dict[str, str]:
-    """What is remembered; a file that cannot be read is an empty memory, since every digest can be made again."""
+    """Return the stored digests; empty for an unreadable file, since every digest can be computed again."""
     if path is None or not path.is_file():
         return {}
     try:

@@ -96,7 +96,7 @@ class FineTuningRecord(WireRecord):
     request: JsonObject
     """The body, with the values that were chosen for `auto`."""
     name: str
-    """Of the job; unique, so that the job is found although nobody wrote down its id."""
+    """Of the job; unique, so that the job is found without a record of its id."""
     job: str = ""
     """Id of the job; empty until it is started."""
     model: str

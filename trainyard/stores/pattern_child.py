@@ -30,7 +30,7 @@ def first_problem(patterns: list[list[str]], names: list[str]) -> str:
 
 
 def match_patterns(setup: JsonObject) -> tuple[Reply, Answer]:
-    """Return what is wrong with the patterns of the only line, as its reply."""
+    """Return the first problem of the patterns in the only line, as its reply."""
     return {"problem": first_problem(setup["patterns"], setup["names"])[:500]}, lambda line: ()
 
 

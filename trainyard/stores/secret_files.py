@@ -76,7 +76,7 @@ class SecretFile:
         self._records: Records = {}
 
     def records(self) -> Records:
-        """Return what the file has now; empty without one. Raises `Corrupt`, `Conflict` (`E-SCHEMA`)."""
+        """Return the records of the file; empty without one. Raises `Corrupt`, `Conflict` (`E-SCHEMA`)."""
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
@@ -192,7 +192,7 @@ class TokenFile:
         return entry if entry and entry.is_valid(time.time() if now is None else now) else None
 
     def find_by_id(self, token_id: str, now: float | None = None) -> TokenRecord | None:
-        """Return what the token of an id allows; None for one that was revoked or has expired."""
+        """Return the rights of the token of an id; None if it was revoked or has expired."""
         record = self.file.records().get(token_id)
         entry = TokenRecord(**record, id=token_id) if record is not None else None
         return entry if entry and entry.is_valid(time.time() if now is None else now) else None

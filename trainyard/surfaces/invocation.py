@@ -103,7 +103,7 @@ def find_or_suggest(name: str, request: Any, context: Context) -> Any:
 
 
 def refuse_early(name: str, model: type[BaseModel], context: Context) -> None:
-    """Refuse what the caller may not ask for whatever its values, before they are read. Raises `Denied`."""
+    """Refuse operations that the caller may not run with any values, before these are read. Raises `Denied`."""
     nothing = empty_request(model)
     try:
         require_allowed(name, nothing, context)

@@ -70,7 +70,7 @@ class ProblemDocument(BaseModel):
     title: str
     status: int
     detail: str
-    """What was given, or what happened."""
+    """The given value, or the event."""
     code: str
     kind: str
     """Class of the error, such as Refused or NotFound; the SDK raises it."""

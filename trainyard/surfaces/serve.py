@@ -1,8 +1,9 @@
-"""Answer over HTTP in one role, in the foreground, until a signal."""
+"""Answer in the foreground: over HTTP in one role until a signal, or an agent over MCP until standard input ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trainyard.app.adapters.trained import TrainedAdapter, find_served, find_version_or_job
@@ -14,7 +15,8 @@ from trainyard.app.stack.api_service import PORT
 from trainyard.compute.child import silence_missing_kernel
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput
-from trainyard.operations.serving import ServeInput
+from trainyard.operations.serving import McpInput, ServeInput
+from trainyard.operations.table import Scope
 from trainyard.serve.base_sources import NamedAdapter, find_bases, require_bases, require_room
 from trainyard.serve.embedded import server_options
 
@@ -55,7 +57,7 @@ def answer_graph(request: ServeInput, context: Context) -> str:
 
 
 def answer_models(request: ServeInput, context: Context) -> str:
-    """Load the bases and the adapters, then answer; what is refused is refused before a model is read.
+    """Load the bases and the adapters, then answer; refusals come before a model is read.
 
     The base of a job's adapter is served without being named. Raises `InvalidInput` (`E-PARAMETER`) without a model,
     and what `find_served`, `find_bases`, `require_bases`, `require_room` and the server raise.
@@ -128,3 +130,19 @@ ROLES: Mapping[str, Callable[[ServeInput, Context], str]] = {
     "graph": answer_graph,
     "model": answer_models,
 }
+
+
+class McpEnded(Response):
+    """The client has closed the input."""
+
+    streamed: bool = True
+    """Standard output was the client's: nothing is printed there."""
+
+
+def serve_mcp(options: McpInput, context: Context) -> McpEnded:
+    """Answer until standard input ends."""
+    caller = replace(context.caller, name="mcp", scope=Scope(options.scope))
+    from trainyard.surfaces.mcp.server import serve_stdio  # imports the MCP package
+
+    serve_stdio(context.settings, caller)
+    return McpEnded()

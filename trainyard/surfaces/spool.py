@@ -59,7 +59,7 @@ class Body:
             trim_later()
 
     def spill(self) -> None:
-        """Move what is in memory to the file."""
+        """Move the bytes in memory to the file."""
         if self.file is None:
             self.file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed with this body
         self.file.write(self.memory)

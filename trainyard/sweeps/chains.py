@@ -102,7 +102,7 @@ def find_refusal(
 
 
 def list_needed_nodes(chain: ResolvedChain, trainer: str) -> tuple[str, ...]:
-    """Return the trainer and what is before it, in order."""
+    """Return the trainer and the nodes before it, in order."""
     needed, waiting = set[str](), [trainer]
     while waiting:
         needed.add(node := waiting.pop())

@@ -19,7 +19,7 @@ NO_SLICE = 0xFFFFFFFF
 
 @dataclass
 class SimulatedGpu:
-    """A GPU of the double; what is in `missing` answers as a device that does not have it."""
+    """A GPU of the double; it answers as a device without the features in `missing`."""
 
     name: str = "NVIDIA A100 80GB"
     total_mb: int = 81_920

@@ -43,7 +43,7 @@ class LoopbackServer(ThreadingHTTPServer):
         super().close_request(request)
 
     def server_close(self) -> None:
-        """Stop listening, break what is open, and return when its threads have ended."""
+        """Stop listening, break open connections, and return when the threads have ended."""
         with self._lock:
             for connection in self._open:
                 with suppress(OSError):  # the client has broken it first

@@ -112,7 +112,7 @@ class ObjectServer(Buckets):
         return self._server.url
 
     def script(self, *faults: str) -> None:
-        """What the next requests meet, one each, in this order."""
+        """Set the outcomes of the next requests, one each, in this order."""
         for fault in faults:
             check_fault(fault)
         with self.lock:
@@ -247,7 +247,7 @@ class _Handler(LoopbackHandler):
         return 308, {"Range": f"bytes=0-{arrived - 1}"} if arrived else {}, b""
 
     def _take(self, upload: Upload, body: bytes) -> bool:
-        """Add what is new of a chunk; whether that was the end."""
+        """Add the new bytes of a chunk; return whether that was the end."""
         ranged = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", self.headers.get("Content-Range") or "")
         if not ranged:
             raise Answered(400, "A chunk needs a Content-Range.")

@@ -89,7 +89,7 @@ class SimulatedFiles:
         self._failures.clear()
 
     def crash(self, chance: random.Random | None = None) -> None:
-        """Lose power: afterwards there is only what the disk has."""
+        """Lose power: afterwards only the disk's content exists."""
         chance = chance or self.random
         for folder in sorted(self._changes):
             changes = self._changes[folder]
@@ -250,7 +250,7 @@ class SimulatedFiles:
         self._moves.append(move)
 
     def _empty_removed(self, path: Path) -> None:
-        """Forget what was in a folder that was removed, since its name is taken again."""
+        """Forget the content of a removed folder, since its name is taken again."""
         for change in self._changes.get(path.parent, ()):
             if isinstance(change, Change) and change.get(path) == GONE and not change.emptied:
                 self._forget_below(self._on_disk(path, change.at))
@@ -290,7 +290,7 @@ class SimulatedFiles:
                 del self._durable[path]
 
     def _on_disk(self, path: Path, at: int) -> Path:
-        """Where the disk has what was at this path at that moment."""
+        """Path on the disk of the content that was at this path at that moment."""
         for move in sorted(self._moves, key=lambda move: move.at, reverse=True):
             if move.at < at:
                 path = _under(path, move.target, move.source)

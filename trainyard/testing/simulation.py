@@ -23,7 +23,7 @@ from trainyard.errors import NotFound
 MAX_SHOWN = 20
 CAMPAIGNS_SHOWN = 20
 Swap = tuple[Any, str, Any]
-"""(object, attribute, what is there while the bug is injected)."""
+"""(object, attribute, its value while the bug is injected)."""
 CampaignResult = tuple[int, int, int, list[str]]
 """(seed, attempts, invariants checked, violations)."""
 

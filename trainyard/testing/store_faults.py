@@ -92,7 +92,7 @@ def renames_unflushed(disk: files.Files, path: Path, data: bytes) -> None:
 
 
 def build_swaps() -> dict[str, tuple[Swap, ...]]:
-    """Name -> what is replaced."""
+    """Name -> replaced attributes."""
     return {
         "no-fsync": ((SimulatedFiles, "fsync", always()),),
         "no-folder-fsync": ((SimulatedFiles, "fsync_folder", always()),),

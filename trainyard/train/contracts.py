@@ -1,7 +1,7 @@
 """Types that the rooms of training share: batches, scores, stages, samples, and the records of a run.
 
-A stage defines how rows become tokens, how tokens become a batch, what is read off the model (`score`, for the policy
-and for the reference alike) and what is minimised (`loss`, a pure function). It depends on no method, optimizer or
+A stage defines how rows become tokens, how tokens become a batch, the scores of the model (`score`, for the policy
+and for the reference alike) and the objective (`loss`, a pure function). It depends on no method, optimizer or
 backend. This module imports no torch, so that token counts do not need it either.
 
 Shapes: B rows, T positions, N labelled positions; P pairs (rows 0..P-1 of a batch are chosen, P..2P-1 rejected).
@@ -130,7 +130,7 @@ class StageSpec:
     collate: Callable[[Sequence[Encoded], int], Batch]
     """(examples, padding id) -> batch on the CPU."""
     units: Callable[[Batch], int]
-    """What the mean is taken over: labelled tokens, pairs or rows."""
+    """Unit of the mean: labelled tokens, pairs or rows."""
     score: Callable[[Any, Batch, Head], Scores]
     loss: Callable[[Batch, Scores, Scores | None, TrainerConfig], tuple[torch.Tensor, Metrics]]
     """(batch, policy, reference, config) -> (sum over the units, metrics)."""
@@ -143,7 +143,7 @@ class StageSpec:
 
     What is drawn follows from the weights, the seed and the place alone, so that a resumed run draws the same."""
     at_epoch: AtEpoch | None = None
-    """Another form of each example from epoch to epoch. What is only scored is not changed."""
+    """Another form of each example from epoch to epoch. Rows that are only scored are not changed."""
     choose: Callable[[TrainerConfig], StageSpec] | None = None
     """Another form of the stage by its settings, where they change more than a number."""
     layout: RowLayout | None = None

@@ -94,7 +94,7 @@ class DivergenceWatch:
     def on_step(
         self, step: int, loss: float | None, eval_loss: float | None = None, norm: float | None = None
     ) -> list[Divergence]:
-        """Take in a step; return what is new. `norm` is that of the gradient, NaN for one that is not finite."""
+        """Add a step; return new problems. `norm` is that of the gradient, NaN for one that is not finite."""
         if norm is not None:
             self.note_norm(step, norm)
         if loss is not None:

@@ -134,7 +134,7 @@ class PeriodicEvaluation:
             self.emit("early_stop", step=step, best_step=best[0] if best else None, text=text)
 
     def answer(self) -> list[dict[str, str]]:
-        """Return the held-out prompts and what the model answers now."""
+        """Return the held-out prompts with the model's current answers."""
         prompts = self.held_out.prompts
         if not prompts:
             return []

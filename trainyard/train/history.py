@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.training import EvalSettings
-from trainyard.train.checkpoint.retention import Best, list_best
+from trainyard.train.checkpoint.checkpoints import Best, list_best
 
 STEP = "step"
 
@@ -48,7 +48,7 @@ class Evaluations:
         return next(iter(self.rank_steps(metric)), None)
 
     def at(self, step: int) -> dict[str, float] | None:
-        """What was measured at a step; None where nothing was."""
+        """Return the measurements at a step; None without any."""
         return next((entry for entry in reversed(self.found) if entry[STEP] == step), None)
 
     def value_at(self, step: int, metric: EvalMetric) -> float | None:

@@ -1,6 +1,10 @@
 """The training loop. It calls verbs, moves a cursor and reports events; everything else is in other modules.
 
-A stop is looked for between micro-batches, so a run that is paused inside an accumulation loses at most one of them.
+From a pause to a checkpoint: `prefect_api/operating.py` pauses the run, `prefect_api/states.py` reads its desired
+state, `compute/supervise.py` sends SIGTERM to the child, `compute/child.py` notes it (`Events.stop_requested`),
+`train` below checks `stop` between micro-batches and calls `save`, `backends/native/program.py` writes it through
+`train/checkpoint/writer.py` and raises `Stopped`: exit status 75. A run that is paused inside an accumulation loses
+at most one micro-batch.
 """
 
 from __future__ import annotations
@@ -81,7 +85,7 @@ def begins_again(session: Session, progress: SavedProgress) -> bool:
 def finish_step(
     session: Session, progress: SavedProgress, batches: list[Any], units: int, started: float
 ) -> StepRecord:
-    """Move the weights and write down what happened."""
+    """Apply the optimizer step and record it."""
     loss, metrics = progress.partial.pop("loss"), progress.partial
     require_finite_loss(count_done(session) + 1, loss)
     stepped = session.step(metric=loss)

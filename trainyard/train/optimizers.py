@@ -217,7 +217,7 @@ class ScheduleFree(CompositeOptimizer):
             self.inner.eval()
 
     def load_state_dict(self, state: JsonMapping) -> None:
-        """What was kept during a look belongs to the old state and is dropped."""
+        """Drop the weights of the last evaluation: they belong to the old state."""
         super().load_state_dict(state)
         self._trained = []
 

@@ -99,9 +99,9 @@ class SavedProgress:
     partial: dict[str, float] = field(default_factory=dict)
     """Sums over the micro-batches of a step that is not complete."""
     counted: Counted = field(default_factory=Counted)
-    """What the complete steps were trained on."""
+    """Counts of rows and tokens of the complete steps."""
     evaluations: Evaluations = field(default_factory=Evaluations)
-    """What was measured on the held-out rows."""
+    """Evaluations on the held-out rows."""
     kept: JsonObject = field(default_factory=dict)
     """What the next steps learn from besides the rows: completions that were drawn for several of them."""
 

@@ -71,7 +71,7 @@ class Reporter(Protocol):
         """Take note; at once, and without looking at a tensor."""
 
     def close(self) -> None:
-        """The run is over: show or deliver what is left."""
+        """Called at the end of the run: show or deliver the rest."""
 
 
 class EventLog:

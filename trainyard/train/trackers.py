@@ -258,7 +258,7 @@ class TrackerFeed:
             self.left_out += 1
 
     def close(self) -> None:
-        """Deliver what waits, for a limited time, and report what was lost."""
+        """Deliver waiting metrics, for a limited time, and report losses."""
         if self._ended.is_set():
             return
         self._ended.set()

@@ -26,7 +26,7 @@ export function App() {
 function Content() {
   const [location] = useLocation();
   return (
-    <Boundary place={location}>
+    <Boundary address={location}>
       <Suspense fallback={<Loading />}>
         <Switch>
           {PAGES.map(({ path, component }) => (

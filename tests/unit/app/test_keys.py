@@ -31,7 +31,7 @@ def node(config: Any, kind: str) -> ResolvedNode:
     return ResolvedNode(id="n", type=kind, config=config)  # type: ignore[arg-type]
 
 
-def data(sha256: str = "1" * 64) -> dict[Port, list[Reference]]:
+def make_data(sha256: str = "1" * 64) -> dict[Port, list[Reference]]:
     return {Port.SFT: [Reference(uri="file:///x", sha256=sha256, kind=Port.SFT)]}
 
 
@@ -46,21 +46,21 @@ def test_the_same_files_have_the_same_key_in_every_run(here: Settings) -> None:
 def test_what_an_evaluation_leaves_open_is_a_part_of_its_key(here: Settings) -> None:
     """The machine's threads and device: another number of threads gives other last bits."""
 
-    def key(settings: Settings) -> str:
-        return keys.content_key(node(EvaluatorConfig(), "evaluator"), data(), settings, "run")
+    def compute_key(settings: Settings) -> str:
+        return keys.content_key(node(EvaluatorConfig(), "evaluator"), make_data(), settings, "run")
 
     two = here.model_copy(update={"threads": 2})
-    assert key(two) == key(two)
-    assert key(two) != key(here.model_copy(update={"threads": 1}))
+    assert compute_key(two) == compute_key(two)
+    assert compute_key(two) != compute_key(here.model_copy(update={"threads": 1}))
     kept_evaluation = keep_evaluation(two)
     assert kept_evaluation == decide_evaluation(two)
     (path,) = two.choices.iterdir()
     value = json.loads(path.read_text())
     assert (value["chosen"]["threads"], value["facts"]["requested"]) == (2, {"node": "evaluator"})
-    before = key(two)
+    before = compute_key(two)
     value["chosen"]["device"] = "mps"
     path.write_text(json.dumps(value))  # what was decided counts
-    assert (decide_evaluation(two).device, key(two) != before) == (Device.MPS, True)
+    assert (decide_evaluation(two).device, compute_key(two) != before) == (Device.MPS, True)
 
 
 def test_a_changed_file_changes_the_key(here: Settings) -> None:
@@ -107,25 +107,27 @@ def test_a_missing_path_is_told_before_any_work(here: Settings) -> None:
 
 def test_other_inputs_make_another_result(here: Settings) -> None:
     judge = node(EvaluatorConfig(), "evaluator")
-    assert keys.content_key(judge, data("1" * 64), here, "r") != keys.content_key(judge, data("2" * 64), here, "r")
+    assert keys.content_key(judge, make_data("1" * 64), here, "r") != keys.content_key(
+        judge, make_data("2" * 64), here, "r"
+    )
 
 
 def test_a_trainer_depends_on_its_base_model(here: Settings, tiny_model: Path) -> None:
-    first_key = keys.content_key(node(TrainerConfig(base_model=str(tiny_model)), "trainer"), data(), here, "r")
-    other = keys.content_key(node(TrainerConfig(base_model="org/model"), "trainer"), data(), here, "r")
+    first_key = keys.content_key(node(TrainerConfig(base_model=str(tiny_model)), "trainer"), make_data(), here, "r")
+    other = keys.content_key(node(TrainerConfig(base_model="org/model"), "trainer"), make_data(), here, "r")
     assert first_key != other
 
 
 def test_a_trainer_without_reuse_is_made_by_each_run(here: Settings) -> None:
     again = node(TrainerConfig(base_model="org/model", reuse=False), "trainer")
-    assert keys.content_key(again, data(), here, "one") != keys.content_key(again, data(), here, "two")
+    assert keys.content_key(again, make_data(), here, "one") != keys.content_key(again, make_data(), here, "two")
     shared = node(TrainerConfig(base_model="org/model"), "trainer")
-    assert keys.content_key(shared, data(), here, "one") == keys.content_key(shared, data(), here, "two")
+    assert keys.content_key(shared, make_data(), here, "one") == keys.content_key(shared, make_data(), here, "two")
 
 
 def test_a_missing_base_model_is_told_before_any_work(here: Settings) -> None:
     with pytest.raises(NotFound, match=r"E-MODEL-NOT-FOUND: There is no model 'nowhere'"):
-        keys.content_key(node(TrainerConfig(base_model="nowhere"), "trainer"), data(), here, "r")
+        keys.content_key(node(TrainerConfig(base_model="nowhere"), "trainer"), make_data(), here, "r")
 
 
 def test_a_validator_depends_on_its_tokenizer_and_its_evaluation_sets(here: Settings) -> None:
@@ -149,34 +151,34 @@ def test_a_comparison_with_what_is_live_is_made_anew_when_that_changes(
     here: Settings, tmp_path: Path, baseline: str
 ) -> None:
     judge = node(EvaluatorConfig.model_validate({"baseline": baseline, "role": "desk"}), "evaluator")
-    before = keys.content_key(judge, data(), here, "r")
+    before = keys.content_key(judge, make_data(), here, "r")
     live_adapter(here, tmp_path / "other", "other-role")
-    assert keys.content_key(judge, data(), here, "r") == before
+    assert keys.content_key(judge, make_data(), here, "r") == before
     sha256 = live_adapter(here, tmp_path / "one", "desk")
-    assert keys.content_key(judge, data(), here, "r") != before
+    assert keys.content_key(judge, make_data(), here, "r") != before
     candidate = Reference(uri="file:///x", sha256=sha256, kind=Port.ADAPTER)
-    is_live = keys.content_key(judge, {**data(), Port.ADAPTER: [candidate]}, here, "r")
+    is_live = keys.content_key(judge, {**make_data(), Port.ADAPTER: [candidate]}, here, "r")
     live_adapter(here, tmp_path / "two", "desk")
-    assert keys.content_key(judge, {**data(), Port.ADAPTER: [candidate]}, here, "r") != is_live
+    assert keys.content_key(judge, {**make_data(), Port.ADAPTER: [candidate]}, here, "r") != is_live
     alone = node(EvaluatorConfig(), "evaluator")
     assert keys.live_digest(None, here) == ""
-    assert keys.content_key(alone, data(), here, "one") == keys.content_key(alone, data(), here, "two")
+    assert keys.content_key(alone, make_data(), here, "one") == keys.content_key(alone, make_data(), here, "two")
 
 
 def test_what_a_machine_decides_is_part_of_a_trainers_key(here: Settings, tiny_model: Path) -> None:
-    def key(threads: int = 1, **config: object) -> str:
+    def compute_key(threads: int = 1, **config: object) -> str:
         fields = {"base_model": str(tiny_model), "device": "cpu", **config}
         settings = here.model_copy(update={"threads": threads})
-        return keys.content_key(node(TrainerConfig.model_validate(fields), "trainer"), data(), settings, "r")
+        return keys.content_key(node(TrainerConfig.model_validate(fields), "trainer"), make_data(), settings, "r")
 
-    assert key() == key()
-    assert key() != key(threads=2)
-    assert key() != key(hyperparameters={"precision": "bf16"})
+    assert compute_key() == compute_key()
+    assert compute_key() != compute_key(threads=2)
+    assert compute_key() != compute_key(hyperparameters={"precision": "bf16"})
 
 
 def test_deploying_is_an_act_and_never_found_in_the_store(here: Settings) -> None:
     act = node(DeployerConfig(), "deployer")
-    assert keys.content_key(act, data(), here, "one") != keys.content_key(act, data(), here, "two")
+    assert keys.content_key(act, make_data(), here, "one") != keys.content_key(act, make_data(), here, "two")
 
 
 def test_every_node_type_names_the_rooms_that_make_its_result() -> None:

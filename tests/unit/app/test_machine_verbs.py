@@ -23,7 +23,7 @@ REMOTE = Caller("admin", remote=True)
 WAIT_S = 60.0
 
 
-def carry_out(operation: str, context: Context, **fields: Any) -> Any:
+def run_verb(operation: str, context: Context, **fields: Any) -> Any:
     return load_implementation(operation)(build_request(operation, fields), context)
 
 
@@ -43,7 +43,7 @@ def remote(context: Context, **settings: Any) -> Context:
 def test_each_setting_has_its_source(context: Context, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "trainyard.toml").write_text('threads = 3\n[endpoints.guide]\nbase_url = "http://me:pass@host/v1"\n')
     monkeypatch.setenv("TRAINYARD_WORK_POOL", "other")
-    report = carry_out("settings", replace(context, settings=load_settings(min_free_mb=7)))
+    report = run_verb("settings", replace(context, settings=load_settings(min_free_mb=7)))
     rows = {setting.name: setting for setting in report.settings}
     assert set(rows) == set(Settings.model_fields)
     assert {name: rows[name].source for name in ("home", "threads", "work_pool", "min_free_mb", "tenant")} == {
@@ -59,47 +59,47 @@ def test_each_setting_has_its_source(context: Context, home: Path, monkeypatch: 
 
 
 def test_a_script_is_saved_and_shown(context: Context, home: Path) -> None:
-    saved = carry_out("scripts save", context, name="mine", text="print('trained')\n")
+    saved = run_verb("scripts save", context, name="mine", text="print('trained')\n")
     assert (home / "script_templates" / "mine.py").read_text() == saved.text == "print('trained')\n"
-    listing = carry_out("scripts list", context)
+    listing = run_verb("scripts list", context)
     assert [script.name for script in listing.scripts] == ["built-in", "mine"]
     assert (listing.can_run, listing.can_edit) == (False, True)
-    assert carry_out("scripts show", context, name="mine") == saved
+    assert run_verb("scripts show", context, name="mine") == saved
 
 
 def test_a_script_is_not_written_over_another(context: Context) -> None:
-    first = carry_out("scripts save", context, name="mine", text="a = 1\n")
+    first = run_verb("scripts save", context, name="mine", text="a = 1\n")
     editor = remote(context, api_edit_scripts=True)
-    second = carry_out("scripts save", editor, name="mine", text="a = 2\n", if_match=first.etag)
+    second = run_verb("scripts save", editor, name="mine", text="a = 2\n", if_match=first.etag)
     for etag in ("", first.etag):
         with pytest.raises(Conflict, match="was written meanwhile"):
-            carry_out("scripts save", editor, name="mine", text="a = 3\n", if_match=etag)
-    assert carry_out("scripts show", editor, name="mine").sha256 == second.sha256
+            run_verb("scripts save", editor, name="mine", text="a = 3\n", if_match=etag)
+    assert run_verb("scripts show", editor, name="mine").sha256 == second.sha256
     with pytest.raises(Conflict, match="is not there any more"):
-        carry_out("scripts save", editor, name="gone", text="a = 3\n", if_match=first.etag)
+        run_verb("scripts save", editor, name="gone", text="a = 3\n", if_match=first.etag)
 
 
 def test_a_script_is_code_that_the_operator_allows_to_write(context: Context, home: Path) -> None:
     with pytest.raises(Denied, match="not written over the API"):
-        carry_out("scripts save", remote(context, allow_scripts=True), name="mine", text="a = 1\n")
+        run_verb("scripts save", remote(context, allow_scripts=True), name="mine", text="a = 1\n")
     assert not (home / "script_templates").exists()
-    assert not carry_out("scripts list", remote(context)).can_edit
-    assert carry_out("scripts list", remote(context, api_edit_scripts=True)).can_edit
+    assert not run_verb("scripts list", remote(context)).can_edit
+    assert run_verb("scripts list", remote(context, api_edit_scripts=True)).can_edit
 
 
 @pytest.mark.parametrize("text", ["def :", "a\x00b", "x = (" * 300, "a" * (300 << 10)])
 def test_what_is_no_script_is_refused(context: Context, text: str) -> None:
     with pytest.raises(InvalidInput) as raised:
-        carry_out("scripts save", context, name="mine", text=text)
+        run_verb("scripts save", context, name="mine", text=text)
     assert raised.value.code == "E-SCRIPT"
 
 
 def test_the_built_in_script_stays(context: Context) -> None:
     with pytest.raises(Conflict, match="built-in"):
-        carry_out("scripts save", context, name="built-in", text="a = 1\n")
-    assert "spec.json" in carry_out("scripts show", context, name="built-in").text
+        run_verb("scripts save", context, name="built-in", text="a = 1\n")
+    assert "spec.json" in run_verb("scripts show", context, name="built-in").text
     with pytest.raises(NotFound):
-        carry_out("scripts show", context, name="other")
+        run_verb("scripts show", context, name="other")
 
 
 def test_a_draft_has_the_script_and_the_spec_of_a_trainer(context: Context, tiny_model: Path) -> None:
@@ -109,12 +109,12 @@ def test_a_draft_has_the_script_and_the_spec_of_a_trainer(context: Context, tiny
         "dataset": {"path": "rows.jsonl"},
         "method": {"type": "lora", "rank": 4},
     }
-    draft = carry_out("scripts draft", context, target="training-job", parameters=job)
+    draft = run_verb("scripts draft", context, target="training-job", parameters=job)
     assert (draft.node, draft.script) == ("trainer", "built-in")
     assert draft.spec["lora"]["rank"] == 4
-    assert draft.text == carry_out("scripts show", context, name="built-in").text
+    assert draft.text == run_verb("scripts show", context, name="built-in").text
     with pytest.raises(Refused):
-        carry_out("scripts draft", context, target="training-job", parameters={**job, "stage": "grpo"})
+        run_verb("scripts draft", context, target="training-job", parameters={**job, "stage": "grpo"})
 
 
 # GPUs
@@ -160,15 +160,15 @@ def silent_index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             connection.close()
 
 
-def installation_of(context: Context) -> Any:
-    rows = carry_out("backends", context, imports=False).rows
+def find_installation(context: Context) -> Any:
+    rows = run_verb("backends", context, imports=False).rows
     return next(row.installation for row in rows if row.name.value == "mlx")
 
 
 def wait_for(context: Context, state: str, text: str) -> Any:
     deadline = time.monotonic() + WAIT_S
     while True:
-        installation = installation_of(context)
+        installation = find_installation(context)
         if installation.state == state and any(text in line for line in installation.lines):
             return installation
         assert time.monotonic() < deadline, installation
@@ -178,24 +178,24 @@ def wait_for(context: Context, state: str, text: str) -> Any:
 @pytest.mark.usefixtures("silent_index")
 @pytest.mark.integration
 def test_an_installation_in_the_background_is_seen_and_stopped(context: Context) -> None:
-    assert installation_of(context) is None
-    table = carry_out("backends install", context, names=["mlx"], background=True)
+    assert find_installation(context) is None
+    table = run_verb("backends install", context, names=["mlx"], background=True)
     assert {row.name.value: row.installable for row in table.rows}["mlx"]
     running = wait_for(context, "running", "installing")
     assert running.seconds is not None
-    carry_out("backends install", context, names=["mlx"], background=True)  # finds the one that is running
-    assert installation_of(context).started == running.started
-    carry_out("backends cancel", context, name="mlx")
-    assert installation_of(context) is None
+    run_verb("backends install", context, names=["mlx"], background=True)  # finds the one that is running
+    assert find_installation(context).started == running.started
+    run_verb("backends cancel", context, name="mlx")
+    assert find_installation(context) is None
     assert not [*(context.settings.home / "envs").glob(".mlx-*")]
     with pytest.raises(Conflict, match="No installation of mlx"):
-        carry_out("backends cancel", context, name="mlx")
+        run_verb("backends cancel", context, name="mlx")
 
 
 @pytest.mark.integration
 def test_an_installation_that_fails_says_why(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    carry_out("backends install", context, names=["mlx"], background=True)
+    run_verb("backends install", context, names=["mlx"], background=True)
     failed = wait_for(context, "failed", "No matching distribution")
     assert failed.seconds is None
 
@@ -203,4 +203,4 @@ def test_an_installation_that_fails_says_why(context: Context, monkeypatch: pyte
 def test_what_has_no_environment_is_not_installed_in_the_background(context: Context) -> None:
     named = context.settings.model_copy(update={"backend_envs": {"mlx": Path("mine")}})
     with pytest.raises(Conflict, match="backend_envs"):
-        carry_out("backends install", replace(context, settings=named), names=["mlx"], background=True)
+        run_verb("backends install", replace(context, settings=named), names=["mlx"], background=True)

@@ -43,7 +43,7 @@ def context(home: Path) -> Context:
     return Context(settings(), say=lambda _text: None)
 
 
-def of_tenant(context: Context, tenant: str) -> Context:
+def make_tenant_context(context: Context, tenant: str) -> Context:
     return replace(context, caller=Caller(tenant, tenant=tenant, remote=True))
 
 
@@ -54,7 +54,7 @@ def write_night(context: Context, tenant: str, night: str, **fields: Any) -> Pat
     return folder
 
 
-def failed_night() -> dict[str, Any]:
+def make_failed_night() -> dict[str, Any]:
     failure = Failure(code="E-DISK-FULL", what="The disk is full.", do="Make room.")
     trained = TrainingReport(marker="m", outcome="published", version="default/bot/v2")
     return {
@@ -66,7 +66,7 @@ def failed_night() -> dict[str, Any]:
 
 def test_nights_are_listed_the_newest_first_and_shown_whole(context: Context) -> None:
     write_night(context, "default", "2026-10-01")
-    write_night(context, "default", "2026-10-03", **failed_night())
+    write_night(context, "default", "2026-10-03", **make_failed_night())
     night_folder = tenant_root(context.settings, "default") / "nights" / "2026-10-02"
     night_folder.mkdir()
     (night_folder / "begun.json").write_text(json.dumps(add_version("night", {"started": 50.0})))
@@ -89,7 +89,7 @@ def test_nights_of_tenants_stay_apart(context: Context) -> None:
     write_night(context, "blue", "2026-10-01")
     write_night(context, "red", "2026-10-01")
     assert {night.tenant for night in list_night_reports(NightsInput(), context).nights} == {"blue", "red"}
-    blue = of_tenant(context, "blue")
+    blue = make_tenant_context(context, "blue")
     assert [night.tenant for night in list_night_reports(NightsInput(), blue).nights] == ["blue"]
     assert list_night_reports(NightsInput(tenant="red"), blue).nights == ()
     assert show_night(NightNameInput(night="2026-10-01"), blue).tenant == "blue"
@@ -116,7 +116,7 @@ def test_a_report_that_cannot_be_read_is_listed_and_is_an_error_when_it_is_shown
         show_night(NightNameInput(night="2026-10-01"), context)
 
 
-def mutation_of(tenant: str, name: str) -> Mutation:
+def make_mutation(tenant: str, name: str) -> Mutation:
     entities = (Entity("person", "Jane Doe", {"email": "j@acme.example"}), Entity("company", "Acme"))
     relations = (Relation("works_at", JANE, ACME),)
     return Mutation(tenant, "meetings", name, f"{len(tenant):064x}", "v1", entities, relations)
@@ -126,7 +126,7 @@ def mutation_of(tenant: str, name: str) -> Mutation:
 def written(context: Context) -> Context:
     graph_file(context.settings).parent.mkdir(parents=True)
     with LadybugGraph(graph_file(context.settings)) as graph:
-        graph.mutate([mutation_of("blue", "a.md"), mutation_of("crimson", "b.md")])
+        graph.mutate([make_mutation("blue", "a.md"), make_mutation("crimson", "b.md")])
     return context
 
 
@@ -159,7 +159,7 @@ def test_neighbors_are_relations_both_ways_and_documents(written: Context) -> No
 
 
 def test_the_graphs_of_tenants_stay_apart(written: Context) -> None:
-    blue = of_tenant(written, "blue")
+    blue = make_tenant_context(written, "blue")
     assert {entity.tenant for entity in list_entities(EntitiesInput(), blue).entities} == {"blue"}
     assert list_entities(EntitiesInput(tenant="crimson"), blue).entities == ()
     other = entity_key("crimson", JANE.kind, JANE.name)
@@ -194,7 +194,7 @@ def test_a_tenant_cannot_ask_the_adapter_of_another(context: Context, tmp_path: 
     registry.register("red", "bot", folder)
     registry.promote("red/bot/v1")
     with pytest.raises(NotFound, match="E-ADAPTER-NOT-FOUND"):
-        ask(AskInput(adapter=name, question="Why?"), of_tenant(context, "blue"))
+        ask(AskInput(adapter=name, question="Why?"), make_tenant_context(context, "blue"))
 
 
 def test_two_answers_are_a_text() -> None:

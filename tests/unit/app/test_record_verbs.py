@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, scored, scores
+from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, make_scores, scores
 from trainyard.app.artifacts import artifacts
 from trainyard.app.artifacts.artifacts import Artifact, contents, list_artifacts, read_rows, show_artifact
 from trainyard.app.artifacts.evaluations import list_evaluations, show_evaluation
@@ -64,7 +64,7 @@ def make_rows(folder: Path, rows: int = 5) -> Produced:
 
 def make_report(folder: Path, scratch: Path) -> Produced:
     """What an evaluator leaves."""
-    line = scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED})
+    line = make_scores("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED})
     sample = [{"prompt": "Why?", "gold": "Because.", "baseline": "No.", "candidate": "Because."}]
     scratch.mkdir(parents=True)
     report = {**build_report(job(scratch, control=False), scores(line, samples=sample)), "adapter_sha256": "9" * 64}
@@ -96,7 +96,7 @@ def context(home: Path, tmp_path: Path) -> Context:
     return Context(settings(), say=lambda _text: None)
 
 
-def of_tenant(context: Context, tenant: str) -> Context:
+def make_tenant_context(context: Context, tenant: str) -> Context:
     return replace(context, caller=Caller(tenant, tenant=tenant, remote=True))
 
 
@@ -160,7 +160,7 @@ def test_the_runs_of_a_result_are_found_by_its_digest(context: Context) -> None:
 
 
 def test_a_tenant_sees_its_own_runs_only(context: Context) -> None:
-    blue = of_tenant(context, "blue")
+    blue = make_tenant_context(context, "blue")
     assert {artifact.run_id for artifact in list_artifacts(ArtifactsInput(), blue).artifacts} == {BLUE}
     assert list_artifacts(ArtifactsInput(tenant="red"), blue).artifacts == ()
     assert [evaluation.tenant for evaluation in list_evaluations(EvaluationsInput(), blue).evaluations] == ["blue"]
@@ -306,7 +306,7 @@ def test_an_evaluation_has_intervals_flips_and_samples(context: Context, tmp_pat
     assert (evaluation.samples[0].baseline, evaluation.samples[0].candidate) == ("No.", "Because.")
     assert evaluation.gate.better is evaluation.better is report["gate"]["better"]
     assert evaluation.adapters == ("blue/assistant/v1",)
-    assert show_evaluation(EvaluationInput(run=RED), of_tenant(context, "red")).adapters == ()
+    assert show_evaluation(EvaluationInput(run=RED), make_tenant_context(context, "red")).adapters == ()
     assert "heldout_loss/unseen_wording" in evaluation_text(evaluation)
     listed = list_evaluations(EvaluationsInput(run=BLUE), context)
     assert listed.evaluations[0].improvement == line.improvement

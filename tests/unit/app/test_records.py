@@ -17,14 +17,14 @@ from trainyard.app.run_records import (
 from trainyard.spec.states import JobState
 
 
-def result(state: JobState) -> RunResult:
+def make_result(state: JobState) -> RunResult:
     node = NodeResult(id="a", type="trainer", state=NodeState.COMPLETED)
     return RunResult(run_id="1", name="n", chain="c", digest="d", state=state, message="m", nodes=(node,))
 
 
 def test_a_result_is_read_back_as_it_was(tmp_path: Path) -> None:
-    RunRecord(tmp_path).finish(result(JobState.COMPLETED))
-    assert read_result(tmp_path) == result(JobState.COMPLETED)
+    RunRecord(tmp_path).finish(make_result(JobState.COMPLETED))
+    assert read_result(tmp_path) == make_result(JobState.COMPLETED)
 
 
 def test_no_result_is_none(tmp_path: Path) -> None:
@@ -36,13 +36,13 @@ def test_no_result_is_none(tmp_path: Path) -> None:
     ("state", "code"), [(JobState.COMPLETED, 0), (JobState.PENDING, 0), (JobState.FAILED, 1), (JobState.CANCELED, 1)]
 )
 def test_a_run_s_state_is_the_exit_code_of_a_watcher(state: JobState, code: int) -> None:
-    assert result(state).exit_code == code
+    assert make_result(state).exit_code == code
 
 
 def test_a_node_is_found_by_its_id() -> None:
-    assert result(JobState.COMPLETED).node("a").type == "trainer"
+    assert make_result(JobState.COMPLETED).node("a").type == "trainer"
     with pytest.raises(KeyError, match="b"):
-        result(JobState.COMPLETED).node("b")
+        make_result(JobState.COMPLETED).node("b")
 
 
 def test_progress_is_thinned_and_ends_are_not(tmp_path: Path) -> None:

@@ -33,9 +33,8 @@ from trainyard.settings import Settings, load_settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.models import chat_template_sha256, resolve_model
 from trainyard.stores.processes import process_start
-from trainyard.surfaces.live.answers import follow_answers
-from trainyard.surfaces.live.sse import ServerEvent
 from trainyard.surfaces.serve import serve
+from trainyard.surfaces.streams import ServerEvent, follow_answers
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("model-server")]
 
@@ -222,7 +221,7 @@ def test_answers_are_streamed_and_end_with_what_ask_returns(running: Running) ->
 
 
 def test_a_caller_who_goes_takes_the_question_along(running: Running) -> None:
-    def cancelled() -> float:
+    def count_cancelled() -> float:
         return float(
             re.findall(r"^trainyard_server_cancelled_total (\S+)", running.client.get("/metrics").text, re.M)[0]
         )
@@ -239,11 +238,11 @@ def test_a_caller_who_goes_takes_the_question_along(running: Running) -> None:
     def leave_and_look(seed: int) -> bool:
         asyncio.run(leave_early(seed))
         deadline = time.monotonic() + 5
-        while cancelled() == before and time.monotonic() < deadline:
+        while count_cancelled() == before and time.monotonic() < deadline:
             time.sleep(0.05)
-        return cancelled() > before
+        return count_cancelled() > before
 
-    before = cancelled()
+    before = count_cancelled()
     # The tiny model draws its stop token at random: some answers end before the caller goes, each seed's elsewhere.
     assert any(leave_and_look(seed) for seed in range(20))
 

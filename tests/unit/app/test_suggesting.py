@@ -37,7 +37,7 @@ WRONG = {
 """Kind -> a word that a user may type, and the name that it is like."""
 
 
-def stored(name: str) -> StoredChain:
+def store_chain(name: str) -> StoredChain:
     return StoredChain(id="", tenant="default", revision=0, name=name, body={"nodes": []}, digest="", nodes=0)
 
 
@@ -55,11 +55,11 @@ def context(home: Path) -> Context:
     (home / "tenants/default/uploads").mkdir()
     (home / "tenants/default/uploads/chats.jsonl").touch()
     here = settings()
-    ChainStore(here.chains).create(stored("handbook"))
+    ChainStore(here.chains).create(store_chain("handbook"))
     return Context(here, say=lambda _text: None)
 
 
-def named_fields() -> list[tuple[str, str, str]]:
+def list_named_fields() -> list[tuple[str, str, str]]:
     """(operation, field, kind) of every field that names something."""
     return [
         (operation, name, declared.completes)
@@ -72,10 +72,10 @@ def named_fields() -> list[tuple[str, str, str]]:
 
 def test_every_kind_of_name_has_an_example() -> None:
     assert set(WRONG) == set(KNOWN)
-    assert {kind for _, _, kind in named_fields()} <= set(KNOWN)
+    assert {kind for _, _, kind in list_named_fields()} <= set(KNOWN)
 
 
-@pytest.mark.parametrize(("operation", "field", "kind"), named_fields())
+@pytest.mark.parametrize(("operation", "field", "kind"), list_named_fields())
 def test_an_error_about_a_name_lists_the_nearest(operation: str, field: str, kind: str, context: Context) -> None:
     word, right = WRONG[kind]
     model = OPERATIONS[operation].request
@@ -113,7 +113,7 @@ def test_operations_say_which_name_was_meant(
 def test_the_beginning_of_a_chain_s_name_finds_it_where_no_other_begins_so(context: Context) -> None:
     store = ChainStore(context.settings.chains)
     assert store.find("hand").name == "handbook"
-    store.create(stored("handmade"))
+    store.create(store_chain("handmade"))
     with pytest.raises(NotFound):
         store.find("hand")
 

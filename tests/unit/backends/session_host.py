@@ -36,7 +36,7 @@ ROWS = [
 OPEN_S = 240.0
 
 
-def record_of(model: Path, **options: Any) -> SessionRecord:
+def make_record(model: Path, **options: Any) -> SessionRecord:
     """A session with dropout, so that its numbers depend on its generators."""
     hyper = {"precision": "fp32", "learning_rate": 1e-2, **options.pop("hyperparameters", {})}
     body = {"base_model": str(model), "hyperparameters": hyper, "method": {"type": "lora", "dropout": 0.1}, **options}
@@ -116,7 +116,7 @@ class HostedSession:
 
 
 @contextmanager
-def hosted(settings: Settings, record: SessionRecord, devices: tuple[int, ...] = (0,)) -> Iterator[HostedSession]:
+def host_session(settings: Settings, record: SessionRecord, devices: tuple[int, ...] = (0,)) -> Iterator[HostedSession]:
     """An open session; in the end its process is gone."""
     write_record(settings, record)
     session = HostedSession(settings, record, devices).open()

@@ -45,7 +45,7 @@ SPELLING = re_names = ("choose_", "decide_", "settle_", "sound_", "fit_", "halve
 NOT_OF_A_TRAINING = {"train.rows.batching:require_rows"}
 NOT_AUTOMATIC = {
     "train.history:choose_comparison": "whether a metric is better low or high",
-    "train.latent.dsa.gathered:choose_kernel": "the kernel of what the model is set to",
+    "train.latent.dsa.indexer:choose_kernel": "the kernel of what the model is set to",
     "train.methods.reloading:choose_tolerance": "how exactly a reloaded adapter has to agree",
     "train.model.sampling:choose_reader": "the reader of a latent technique",
     "train.parallel.ddp:choose_device": "where parameters are",
@@ -116,14 +116,14 @@ def test_control_and_adapter_share_the_decision(tiny_model: Path, settings: Sett
 # The same next to other work
 
 
-def job_of(jobs: Jobs, settings: Settings) -> TrainingJob:
+def make_job(jobs: Jobs, settings: Settings) -> TrainingJob:
     """A job whose spec leaves everything open, on two threads."""
     fixed = jobs(backend="native", device="cpu", hyperparameters={"precision": "auto", "max_steps": 3})
     inputs = {"data": fixed.data, "data_sha256": dict.fromkeys(fixed.data, "1" * 64)}
     return prepare_job(fixed.config, fixed.base, settings, **inputs)
 
 
-def result_of(run: Ran) -> tuple[str, dict[str, Any]]:
+def read_run_result(run: Ran) -> tuple[str, dict[str, Any]]:
     """Digest of the adapter's weights, and its record without what the clock says."""
     weights = hashlib.sha256((run.folder / "adapter_model.safetensors").read_bytes()).hexdigest()
     return weights, {name: value for name, value in run.record.items() if name != "seconds"}
@@ -143,10 +143,10 @@ def busy() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_six_trainings_are_equal_three_of_them_beside_four_busy_processes(
     jobs: Jobs, settings: Settings, tmp_path: Path, busy: list[subprocess.Popen[bytes]]
 ) -> None:
-    job = job_of(jobs, settings)
-    results = [result_of(train_here(job, tmp_path / f"quiet-{n}")) for n in range(3)]
+    job = make_job(jobs, settings)
+    results = [read_run_result(train_here(job, tmp_path / f"quiet-{n}")) for n in range(3)]
     busy += [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
-    results += [result_of(train_here(job, tmp_path / f"busy-{n}")) for n in range(3)]
+    results += [read_run_result(train_here(job, tmp_path / f"busy-{n}")) for n in range(3)]
     assert len({weights for weights, _ in results}) == 1
     assert all(record == results[0][1] for _, record in results)
     record = results[0][1]
@@ -155,7 +155,7 @@ def test_six_trainings_are_equal_three_of_them_beside_four_busy_processes(
 
 
 def test_a_job_for_another_device_decides_by_its_own_facts(jobs: Jobs, settings: Settings, tmp_path: Path) -> None:
-    job = job_of(jobs, settings)
+    job = make_job(jobs, settings)
     elsewhere = MachineChoices(device=Device.CUDA, precision=Precision.BF16, precision_why="there", threads=0)
     record = train_here(job.model_copy(update={"choices": elsewhere}), tmp_path / "run").record
     assert (record["precision"], record["precision_why"] != "there") == ("fp32", True)
@@ -168,25 +168,25 @@ def test_a_job_for_another_device_decides_by_its_own_facts(jobs: Jobs, settings:
 def open_settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Fields of a spec that can be `auto`, below a model."""
     for name, field in model.model_fields.items():
-        for part in flattened(field.annotation):
+        for part in flatten_annotation(field.annotation):
             if isinstance(part, type) and issubclass(part, BaseModel):
                 yield from open_settings(part, f"{prefix}{name}.")
             elif part == "auto" or getattr(part, "AUTO", None) == "auto":
                 yield f"{prefix}{name}"
 
 
-def flattened(annotation: Any) -> Iterator[Any]:
+def flatten_annotation(annotation: Any) -> Iterator[Any]:
     """The types and literals that an annotation is made of."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
     elif arguments := get_args(annotation):
         for each in arguments:
-            yield from flattened(each)
+            yield from flatten_annotation(each)
     else:
         yield annotation
 
 
-def function_of(name: str) -> Any:
+def find_function(name: str) -> Any:
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(f"trainyard.{module}"), function)
 
@@ -213,7 +213,7 @@ def test_no_code_decides_outside_the_table() -> None:
     functions = {name for name, _ in deciding_functions()}
     assert functions - named == set(NOT_AUTOMATIC), "add a row to AUTOMATIC, or another name"
     for name in named:
-        assert callable(function_of(name))
+        assert callable(find_function(name))
 
 
 def test_no_choice_looks_at_a_clock_or_at_free_memory() -> None:

@@ -87,7 +87,7 @@ class Interrupted:
         return DesiredState.PAUSE if self.reached and self.kill is None else DesiredState.RUN
 
 
-def interrupted(job: TrainingJob, folder: Path, kill: int | None = None) -> None:
+def train_interrupted(job: TrainingJob, folder: Path, kill: int | None = None) -> None:
     by = Interrupted(folder, kill=kill)
     train_as_child(job, folder, by.note, desired_state=by.read_desired_state, poll_s=0.02)
 
@@ -127,7 +127,7 @@ def test_threads_and_devices_are_shared_out(jobs: Jobs, monkeypatch: pytest.Monk
 def test_a_pause_reaches_all_processes_and_leaves_none_of_them(jobs: Jobs, tmp_path: Path) -> None:
     job = several(jobs, "zero2", hyperparameters={"max_steps": 5000, "save_steps": 5000})
     with pytest.raises(TrainingStopped, match=r"The training stopped at step \d+; its checkpoint is kept"):
-        interrupted(job, tmp_path)
+        train_interrupted(job, tmp_path)
     assert {note["status"] for note in read_notes(work(tmp_path)).values()} == {"stopped", "done"}
     assert len(list((work(tmp_path) / "checkpoints").glob("step-*"))) == 1
     assert not living(work(tmp_path))
@@ -139,7 +139,7 @@ def test_a_paused_run_ends_as_one_that_was_not(strategy: str, jobs: Jobs, tmp_pa
     job = several(jobs, strategy, method={"type": "lora", "dropout": 0.1}, hyperparameters={"gradient_accumulation": 2})
     whole = train_as_child(job, tmp_path / "whole")
     with pytest.raises(TrainingStopped):
-        interrupted(job, tmp_path / "parts")
+        train_interrupted(job, tmp_path / "parts")
     parts = train_as_child(job, tmp_path / "parts")
     assert parts.of("begin")[0]["restarted_from"]["step"] >= 4
     assert len(parts.record["losses"]) == STEPS
@@ -169,7 +169,7 @@ def test_a_killed_process_ends_the_job_and_the_next_start_ends_in_the_same_bits(
     job = several(jobs, "zero2", method={"type": "lora", "dropout": 0.1})
     whole = train_as_child(job, tmp_path / "whole")
     with pytest.raises(TrainyardError, match=f"E-RANK-LOST: Process {rank} of 2 that trained together was ended"):
-        interrupted(job, tmp_path / "parts", kill=rank)
+        train_interrupted(job, tmp_path / "parts", kill=rank)
     assert not living(work(tmp_path / "parts"))
     parts = train_as_child(job, tmp_path / "parts")
     assert parts.of("begin")[0]["restarted_from"] == {"step": 3}
@@ -199,7 +199,7 @@ def untied(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def by_trl(jobs: Jobs, strategy: str, base: Path, launcher: str = "auto", steps: int = 3) -> TrainingJob:
+def make_trl_job(jobs: Jobs, strategy: str, base: Path, launcher: str = "auto", steps: int = 3) -> TrainingJob:
     """Three steps: as many full batches as the rows give, so that nothing is filled up."""
     launch = {"launcher": launcher} if strategy in LAUNCHES else {}
     hyper = {"max_steps": steps, "save_steps": 2}
@@ -208,10 +208,10 @@ def by_trl(jobs: Jobs, strategy: str, base: Path, launcher: str = "auto", steps:
 
 @pytest.mark.slow
 def test_trl_trains_in_several_processes_as_in_one(jobs: Jobs, untied: Path, tmp_path: Path) -> None:
-    alone = train_as_child(by_trl(jobs, "single", untied), tmp_path / "single")
+    alone = train_as_child(make_trl_job(jobs, "single", untied), tmp_path / "single")
     expected = weights(alone)
     for strategy, launcher in (("ddp", "torchrun"), ("ddp", "accelerate"), ("fsdp", "auto"), ("fsdp_hybrid", "auto")):
-        ran = train_as_child(by_trl(jobs, strategy, untied, launcher), tmp_path / f"{strategy}-{launcher}")
+        ran = train_as_child(make_trl_job(jobs, strategy, untied, launcher), tmp_path / f"{strategy}-{launcher}")
         assert [point[1] for point in ran.record["losses"]] == pytest.approx(
             [point[1] for point in alone.record["losses"]], abs=1e-5
         ), strategy
@@ -224,10 +224,10 @@ def test_trl_trains_in_several_processes_as_in_one(jobs: Jobs, untied: Path, tmp
 def test_trl_goes_on_in_several_processes_to_the_same_bits(
     strategy: str, jobs: Jobs, untied: Path, tmp_path: Path
 ) -> None:
-    job = by_trl(jobs, strategy, untied, steps=8)
+    job = make_trl_job(jobs, strategy, untied, steps=8)
     whole = train_as_child(job, tmp_path / "whole")
     with pytest.raises(TrainingStopped):
-        interrupted(job, tmp_path / "parts")
+        train_interrupted(job, tmp_path / "parts")
     assert not living(work(tmp_path / "parts"))
     assert same_bits(train_as_child(job, tmp_path / "parts"), whole)
 
@@ -235,4 +235,4 @@ def test_trl_goes_on_in_several_processes_to_the_same_bits(
 @pytest.mark.slow
 def test_trl_does_not_cut_a_model_with_tied_embeddings(jobs: Jobs, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainyardError, match="E-LAUNCH: This model of type llama cannot be sharded"):
-        train_as_child(by_trl(jobs, "fsdp", tiny_model), tmp_path)
+        train_as_child(make_trl_job(jobs, "fsdp", tiny_model), tmp_path)

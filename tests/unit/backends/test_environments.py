@@ -78,7 +78,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return requirements
 
 
-def by_hand(path: Path, **versions: str) -> Path:
+def make_environment(path: Path, **versions: str) -> Path:
     """An environment without pip, in which packages seem to be installed."""
     venv.create(path, with_pip=False)
     (site,) = env.site_packages(path)
@@ -117,26 +117,26 @@ def test_an_environment_that_is_not_there_says_how_to_make_it(settings: Settings
 
 
 def test_versions_are_read_from_its_files(settings: Settings) -> None:
-    by_hand(settings.home / "envs" / "mlx", mlx_lm=env.pins(MLX)["mlx-lm"], Some_Thing="1.2.post1")
+    make_environment(settings.home / "envs" / "mlx", mlx_lm=env.pins(MLX)["mlx-lm"], Some_Thing="1.2.post1")
     assert env.list_installed(MLX, settings)["some-thing"] == "1.2.post1"
     assert env.probe(MLX, settings).available
 
 
 def test_another_version_than_the_pinned_one_is_told(settings: Settings) -> None:
-    by_hand(settings.home / "envs" / "mlx", mlx_lm="0.1.0")
+    make_environment(settings.home / "envs" / "mlx", mlx_lm="0.1.0")
     probe_result = env.probe(MLX, settings)
     assert not probe_result.available
     assert probe_result.why == f"mlx-lm 0.1.0 is installed; {env.pins(MLX)['mlx-lm']} is what we drive."
 
 
 def test_an_environment_without_the_tool_is_told(settings: Settings) -> None:
-    by_hand(settings.home / "envs" / "mlx")
+    make_environment(settings.home / "envs" / "mlx")
     assert "has no mlx-lm" in env.probe(MLX, settings).why
 
 
 def test_a_named_environment_is_used_in_its_place_and_never_changed(tmp_path: Path, home: Path) -> None:
     major, minor, *_ = env.pins(MLX)["mlx-lm"].split(".")
-    path = by_hand(tmp_path / "elsewhere", mlx_lm=f"{major}.{minor}.99")
+    path = make_environment(tmp_path / "elsewhere", mlx_lm=f"{major}.{minor}.99")
     settings = load_settings(home=home, backend_envs={"mlx": path})
     assert env.find_folder(MLX, settings) == path
     assert env.probe(MLX, settings).available  # another patch of the same release will do
@@ -160,7 +160,7 @@ def test_a_python_without_wheels_is_refused_before_anything_is_fetched() -> None
 
 
 def test_a_broken_import_is_remembered_until_something_changes(settings: Settings) -> None:
-    by_hand(settings.home / "envs" / "mlx", mlx_lm=env.pins(MLX)["mlx-lm"])
+    make_environment(settings.home / "envs" / "mlx", mlx_lm=env.pins(MLX)["mlx-lm"])
     broken = env.health(MLX, settings)
     assert not broken.ok
     assert broken.why.startswith("It does not import: ModuleNotFoundError: No module named 'mlx")
@@ -178,7 +178,7 @@ def test_a_broken_import_is_remembered_until_something_changes(settings: Setting
 
 def test_an_external_interpreter_sees_the_workers_and_nothing_else_of_ours(tmp_path: Path) -> None:
     """A bare interpreter with orjson alone imports every module that is not an engine, and reads its arguments."""
-    path = by_hand(tmp_path / "bare")
+    path = make_environment(tmp_path / "bare")
     (site,) = env.site_packages(path)
     (site / "orjson").symlink_to(Path(env.orjson.__file__).parent)
     code = """
@@ -304,7 +304,7 @@ here.installing.install(here.MLX, load_settings(home={str(settings.home)!r}), pr
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
     building = settings.home / "building"
     try:
-        until(building.exists)
+        wait_until(building.exists)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -359,7 +359,7 @@ installing.install(BackendName.MLX, load_settings(home={str(settings.home)!r}), 
         [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        until(lambda: report_path.is_file() and report_path.read_text().endswith("\n"))
+        wait_until(lambda: report_path.is_file() and report_path.read_text().endswith("\n"))
         below = psutil.Process(process.pid).children(recursive=True)
         detached = [psutil.Process(int(pid)) for pid in report_path.read_text().split()]
         assert any("pip" in word for process in below for word in process.cmdline())
@@ -379,7 +379,7 @@ def hangs(environment: Path, _say: object) -> None:
     time.sleep(300)
 
 
-def until(true: object, seconds: float = 120) -> None:
+def wait_until(true: object, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not true():  # type: ignore[operator]
         assert time.monotonic() < deadline
@@ -393,7 +393,7 @@ def test_a_second_install_waits_for_the_first(settings: Settings, toy: Path) -> 
     with device_lock(root / ".mlx.lock", run="install-mlx"):
         second = threading.Thread(target=installing.install, args=(MLX, settings, messages.append))
         second.start()
-        until(lambda: bool(messages))
+        wait_until(lambda: bool(messages))
         assert messages == [f"process {os.getpid()} is installing mlx; waiting for it"]
     second.join()
     assert messages[-1].startswith("mlx 2.5 is installed")

@@ -30,12 +30,12 @@ OVERFIT = {"epochs": 40, "learning_rate": 2e-2, "batch_size": 4, "warmup_ratio":
 def memorable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sixteen rows to learn by heart, and six others in their held-out set, whose answers nothing leads to."""
     folder = tmp_path_factory.mktemp("memorable")
-    write_rows(folder / "rows.arrow", Port.SFT, rows_of("reads", range(16)))
-    write_rows(folder / "heldout" / "unseen_documents.arrow", Port.SFT, rows_of("writes", range(20, 26)))
+    write_rows(folder / "rows.arrow", Port.SFT, make_rows("reads", range(16)))
+    write_rows(folder / "heldout" / "unseen_documents.arrow", Port.SFT, make_rows("writes", range(20, 26)))
     return folder
 
 
-def rows_of(verb: str, numbers: range) -> list[SftRow]:
+def make_rows(verb: str, numbers: range) -> list[SftRow]:
     return [conversation(f"What is node {n}?", f"The node {n} {verb} {n * n * 7 % 31} pairs.") for n in numbers]
 
 
@@ -168,7 +168,7 @@ def test_preferences_are_evaluated_by_accuracy_and_margin(stage: str, jobs: Jobs
 def test_a_set_that_is_not_there_and_a_share_that_leaves_nothing_are_refused(jobs: Jobs, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no rows in its held-out set unseen_wording"):
         train_here(jobs(**NATIVE, eval={"set": "unseen_wording"}), tmp_path / "set")
-    write_rows(tmp_path / "one" / "rows.arrow", Port.SFT, rows_of("reads", range(1)) * 3)
+    write_rows(tmp_path / "one" / "rows.arrow", Port.SFT, make_rows("reads", range(1)) * 3)
     job = jobs(**NATIVE, eval={}).model_copy(update={"data": {Port.SFT: str(tmp_path / "one")}})
     with pytest.raises(InvalidInput, match="No row can be held out"):
         train_here(job, tmp_path / "share")

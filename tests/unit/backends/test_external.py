@@ -35,7 +35,7 @@ from trainyard.backends.external.runner import ExternalRun, ExternalTool, pick_d
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.unsloth.backend import BACKEND as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
-from trainyard.compute.tail import LineTail
+from trainyard.compute.events import LineTail
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import OWN_KEYS, BackendName
 from trainyard.spec.axes.data import Port
@@ -58,7 +58,7 @@ def work_folder(job: TrainingJob, folder: Path) -> Path:
     return folder
 
 
-def planned(job: TrainingJob, folder: Path, **options: bool) -> WorkerFiles:
+def plan_job(job: TrainingJob, folder: Path, **options: bool) -> WorkerFiles:
     """The job as its tool would see it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries
@@ -125,7 +125,7 @@ def test_plan_names_the_same_rows_for_a_step_however_it_is_shared(jobs: Jobs, tm
             launch={"strategy": "zero1", "processes": processes},
             hyperparameters={"batch_size": rows, "gradient_accumulation": accumulation},
         )
-        desk = planned(job, tmp_path / name)
+        desk = plan_job(job, tmp_path / name)
         lines = list(desk.steps(0))
         steps[name] = [(line["rate"], [row for micro in line["rows"] for row in micro]) for line in lines]
         assert all(len(micro) <= rows for line in lines for micro in line["rows"])
@@ -135,7 +135,7 @@ def test_plan_names_the_same_rows_for_a_step_however_it_is_shared(jobs: Jobs, tm
 
 
 def test_plan_holds_the_account_the_shape_and_the_tokenizer(jobs: Jobs, tmp_path: Path) -> None:
-    desk = planned(jobs(backend="unsloth", method={"type": "lora", "profile": "classic"}), tmp_path)
+    desk = plan_job(jobs(backend="unsloth", method={"type": "lora", "profile": "classic"}), tmp_path)
     assert desk.plan["ledger"]["rows"] == {"read": 30, "trained": 28, "truncated": 3, "dropped_truncated": 2}
     assert (desk.plan["total_steps"], desk.plan["steps_per_epoch"], desk.plan["device"]) == (14, 7, "cpu")
     assert desk.plan["lora"]["target_modules"] == ["q_proj", "v_proj"]
@@ -147,7 +147,7 @@ def test_plan_holds_the_account_the_shape_and_the_tokenizer(jobs: Jobs, tmp_path
 
 def test_first_weights_of_an_adapter_are_a_function_of_the_seed(jobs: Jobs, tmp_path: Path) -> None:
     folders = [
-        planned(
+        plan_job(
             jobs(backend="axolotl", hyperparameters={"seed": seed}), tmp_path / name, first_weights=True
         ).plan_folder
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
@@ -161,7 +161,7 @@ def test_first_weights_of_an_adapter_are_a_function_of_the_seed(jobs: Jobs, tmp_
 
 def test_learning_rates_of_the_plan_are_those_of_the_native_engine(jobs: Jobs, tmp_path: Path) -> None:
     hyper = {"schedule": "cosine", "warmup_ratio": 0.2, "max_steps": 10}
-    rates = [line["rate"] for line in planned(jobs(backend="unsloth", hyperparameters=hyper), tmp_path).steps(0)]
+    rates = [line["rate"] for line in plan_job(jobs(backend="unsloth", hyperparameters=hyper), tmp_path).steps(0)]
     assert rates[:3] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01])
     assert rates == [*rates[:3], *sorted(rates[3:], reverse=True)]
 
@@ -169,7 +169,7 @@ def test_learning_rates_of_the_plan_are_those_of_the_native_engine(jobs: Jobs, t
 @pytest.mark.parametrize("stage", ["dpo", "kto", "reward"])
 def test_preference_rows_are_written_as_rendered_text(stage: str, jobs: Jobs, tmp_path: Path) -> None:
     port = Port.LABELLED if stage == "kto" else Port.PREFERENCE
-    desk = planned(jobs(port, stage=stage, backend="axolotl"), tmp_path)
+    desk = plan_job(jobs(port, stage=stage, backend="axolotl"), tmp_path)
     lines = [orjson.loads(line) for line in (desk.plan_folder / names.TEXTS_FILE).read_bytes().splitlines()]
     tokens = desk.plan["ledger"]["tokens"]
     assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]
@@ -314,19 +314,19 @@ def python(home: Path) -> Path:
     return interpreter
 
 
-def run_of(job: TrainingJob, folder: Path, checkpoint: FoundCheckpoint) -> ExternalRun:
+def make_run(job: TrainingJob, folder: Path, checkpoint: FoundCheckpoint) -> ExternalRun:
     return ExternalRun(job, folder, Events(folder / "events.jsonl"), "cpu", checkpoint, {})
 
 
 def test_launchers_are_started_in_the_interpreter_of_deepspeed(jobs: Jobs, tmp_path: Path, python: Path) -> None:
     launch = {"strategy": "zero2", "processes": 2}
     job = jobs(backend="deepspeed", launch=launch)
-    argv = deepspeed_program.argv(run_of(job, tmp_path, FoundCheckpoint(None, 0)))
+    argv = deepspeed_program.argv(make_run(job, tmp_path, FoundCheckpoint(None, 0)))
     assert argv[:3] == [str(python), "-m", "torch.distributed.run"]
     assert "--nproc-per-node=2" in argv
     assert argv[-4:] == ["-m", *deepspeed_program.WORKER, str(tmp_path)]
     own_launcher = jobs(backend="deepspeed", launch=launch | {"launcher": "deepspeed"})
-    argv = deepspeed_program.argv(run_of(own_launcher, tmp_path, FoundCheckpoint(None, 0)))
+    argv = deepspeed_program.argv(make_run(own_launcher, tmp_path, FoundCheckpoint(None, 0)))
     assert argv[:2] == [str(python), str(python.with_name("deepspeed"))]
 
 
@@ -334,7 +334,7 @@ def test_operators_are_looked_for_where_they_were_compiled(
     jobs: Jobs, tmp_path: Path, python: Path, home: Path
 ) -> None:
     """By the real path of the environment: under the link's name ninja would compile them anew."""
-    run = run_of(jobs(backend="deepspeed"), tmp_path, FoundCheckpoint(None, 0))
+    run = make_run(jobs(backend="deepspeed"), tmp_path, FoundCheckpoint(None, 0))
     beside = home / "envs" / "extensions-deepspeed"
     assert deepspeed_program.variables(run)["TORCH_EXTENSIONS_DIR"] == str(beside)
     (home / "envs" / "deepspeed" / "torch_extensions").mkdir()
@@ -383,7 +383,7 @@ def test_worker_writes_checkpoints_that_are_verified_and_keeps_two(tmp_path: Pat
 )
 @pytest.mark.usefixtures("python")
 def test_checkpoint_of_other_shares_is_refused(facts: dict[str, Any], message: str, jobs: Jobs, tmp_path: Path) -> None:
-    run = run_of(jobs(backend="deepspeed"), tmp_path, checkpoint(tmp_path, 2, **facts))
+    run = make_run(jobs(backend="deepspeed"), tmp_path, checkpoint(tmp_path, 2, **facts))
     with pytest.raises(Corrupt, match=rf"E-CHECKPOINT-MISMATCH: .*{message}"):
         deepspeed_program.check(run)
 
@@ -394,7 +394,7 @@ def test_pointer_to_a_missing_state_is_refused(jobs: Jobs, tmp_path: Path) -> No
     assert newest.path is not None
     (newest.path / "latest").write_text("global_step9")
     with pytest.raises(Corrupt, match=r"E-CHECKPOINT-CORRUPT: .*names global_step9 as its latest state"):
-        deepspeed_program.check(run_of(jobs(backend="deepspeed"), tmp_path, newest))
+        deepspeed_program.check(make_run(jobs(backend="deepspeed"), tmp_path, newest))
 
 
 def test_loss_that_is_no_number_is_told() -> None:
@@ -459,7 +459,7 @@ def plan(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work folder with its plan, made once."""
     folder = tmp_path_factory.mktemp("planned")
     job = jobs(backend="unsloth")
-    planned(job, folder)
+    plan_job(job, folder)
     config = LoraConfig.from_pretrained(folder / "plan" / "adapter")
     with warnings.catch_warnings(action="ignore"):  # PEFT asks transformers for a name that goes
         model = get_peft_model(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(job.base)), config)
@@ -468,7 +468,7 @@ def plan(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def led(program: str, plan: Path, folder: Path, stop_on: str = "never") -> list[dict[str, Any]]:
+def lead_program(program: str, plan: Path, folder: Path, stop_on: str = "never") -> list[dict[str, Any]]:
     """Lead a program through the planned job; returns the events."""
     if plan != folder:
         shutil.copytree(plan, folder, dirs_exist_ok=True)
@@ -485,7 +485,7 @@ def led(program: str, plan: Path, folder: Path, stop_on: str = "never") -> list[
 def test_result_of_a_tool_is_completed_and_sealed(plan: Path, tmp_path: Path) -> None:
     log = tmp_path / LOG_FILE
     log.write_text("of an earlier start\n")
-    events = led(WELL, plan, tmp_path)
+    events = lead_program(WELL, plan, tmp_path)
     assert [event["event"] for event in events] == ["program", "metrics"]
     result = tmp_path / "result"
     record = json.loads((result / "adapter" / "training.json").read_text())
@@ -511,35 +511,35 @@ def test_an_adapter_that_its_base_cannot_run_is_no_result(fault: str, plan: Path
     unchanged = {key: value for key, value in weights.items() if key != name}
     save_file({**unchanged, **changed}, path, metadata={"format": "pt"})
     with pytest.raises(TrainyardError, match="E-ADAPTER-INVALID"):
-        led(WELL, tmp_path, tmp_path)
+        lead_program(WELL, tmp_path, tmp_path)
     assert not (tmp_path / "result").exists()
 
 
 def test_tool_that_halts_after_saving_is_stopped_at_its_step(plan: Path, tmp_path: Path) -> None:
     with pytest.raises(Stopped) as stopped:
-        led(HALTING, plan, tmp_path, stop_on="program")
+        lead_program(HALTING, plan, tmp_path, stop_on="program")
     assert stopped.value.fields == {"step": 5}
 
 
 def test_tool_that_ends_by_the_signal_is_stopped_without_a_step(plan: Path, tmp_path: Path) -> None:
     with pytest.raises(Stopped) as stopped:
-        led(ENDLESS, plan, tmp_path, stop_on="program")
+        lead_program(ENDLESS, plan, tmp_path, stop_on="program")
     assert stopped.value.fields == {"program_exit": -15}
 
 
 def test_failure_of_a_tool_is_told_with_the_last_line_of_its_log(plan: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainyardError, match=r"E-PROGRAM: unsloth ended with exit code 3\. Why: no such layer"):
-        led(BROKEN, plan, tmp_path)
+        lead_program(BROKEN, plan, tmp_path)
 
 
 def test_error_that_a_tool_leaves_keeps_its_code(plan: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainyardError, match="E-DEVICE-MEMORY: The device ran out of memory"):
-        led(TELLING, plan, tmp_path)
+        lead_program(TELLING, plan, tmp_path)
 
 
 def test_tool_without_weights_has_no_result(plan: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainyardError, match=r"E-PROGRAM: unsloth ended without adapter_model\.safetensors"):
-        led(WELL.replace(WRITE_WEIGHTS, ""), plan, tmp_path)
+        lead_program(WELL.replace(WRITE_WEIGHTS, ""), plan, tmp_path)
     assert not (tmp_path / "result").exists()
 
 

@@ -46,7 +46,7 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_BACKEND_ENVS", json.dumps({name: str(ENVIRONMENTS / name) for name in TOOLS}))
 
 
-def command_of(process: psutil.Process) -> list[str]:
+def read_command(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
     except psutil.NoSuchProcess:
@@ -64,7 +64,7 @@ class Stopper:
         if event["event"] == "progress":
             self.seen = max(self.seen, int(event["step"]))
             if not self.commands:
-                self.commands = [" ".join(command_of(child)) for child in psutil.Process().children(recursive=True)]
+                self.commands = [" ".join(read_command(child)) for child in psutil.Process().children(recursive=True)]
 
     def read_desired_state(self) -> DesiredState:
         return DesiredState.PAUSE if self.at and self.seen >= self.at else DesiredState.RUN
@@ -138,14 +138,14 @@ def curve(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
     def of(method: str) -> list[float]:
         if method not in curves:
-            ran = run(jobs, tmp_path_factory.mktemp(method), **deepspeed(method, "single", 1, 4, 1))
+            ran = run(jobs, tmp_path_factory.mktemp(method), **configure_deepspeed(method, "single", 1, 4, 1))
             curves[method] = losses(ran)
         return curves[method]
 
     return of
 
 
-def deepspeed(method: str, strategy: str, processes: int, rows: int, accumulation: int) -> dict[str, Any]:
+def configure_deepspeed(method: str, strategy: str, processes: int, rows: int, accumulation: int) -> dict[str, Any]:
     rate = {"learning_rate": 1e-3} if method == "full" else {}
     return {
         "backend": "deepspeed",
@@ -176,7 +176,7 @@ def test_every_sharing_has_the_curve_of_one_process(  # noqa: PLR0917 (one row o
     jobs: Jobs,
     tmp_path: Path,
 ) -> None:
-    ran = run(jobs, tmp_path, **deepspeed(method, strategy, processes, rows, accumulation))
+    ran = run(jobs, tmp_path, **configure_deepspeed(method, strategy, processes, rows, accumulation))
     assert losses(ran) == pytest.approx(curve(method), abs=1e-4)  # rounding, after 14 steps at a high rate
     sharding = ran.record["sharding"]
     share = {"ddp": 1, "zero1": processes, "zero2": processes, "zero3": processes}[strategy]
@@ -190,7 +190,7 @@ def test_every_sharing_has_the_curve_of_one_process(  # noqa: PLR0917 (one row o
 
 
 def test_processes_agree_on_a_step_and_resume_in_the_same_number(jobs: Jobs, tmp_path: Path) -> None:
-    job_config = deepspeed("lora", "zero3", 2, 2, 1)
+    job_config = configure_deepspeed("lora", "zero3", 2, 2, 1)
     job_config["hyperparameters"] |= {"max_steps": 30, "save_steps": 20}
     whole = run(jobs, tmp_path / "whole", **job_config)
     with pytest.raises(TrainingStopped, match="its checkpoint is kept"):
@@ -206,7 +206,7 @@ def test_processes_agree_on_a_step_and_resume_in_the_same_number(jobs: Jobs, tmp
 
 
 def test_checkpoint_of_another_number_of_processes_is_refused(jobs: Jobs, tmp_path: Path) -> None:
-    job_config = deepspeed("lora", "zero1", 2, 2, 1)
+    job_config = configure_deepspeed("lora", "zero1", 2, 2, 1)
     job_config["hyperparameters"] |= {"max_steps": 30}
     with pytest.raises(TrainingStopped):
         run(jobs, tmp_path, Stopper(at=2), **job_config)
@@ -219,7 +219,7 @@ def test_checkpoint_of_another_number_of_processes_is_refused(jobs: Jobs, tmp_pa
 
 
 def test_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_taken(jobs: Jobs, tmp_path: Path) -> None:
-    job_config = deepspeed("lora", "single", 1, 4, 1)
+    job_config = configure_deepspeed("lora", "single", 1, 4, 1)
     job_config["hyperparameters"] |= {"max_steps": 30}
     with pytest.raises(TrainingStopped):
         run(jobs, tmp_path, Stopper(at=5), **job_config)
@@ -231,7 +231,7 @@ def test_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_taken(jobs: Jo
 
 
 def test_process_that_is_killed_fails_the_run_and_leaves_nothing_running(jobs: Jobs, tmp_path: Path) -> None:
-    job_config = deepspeed("lora", "zero2", 2, 2, 1)
+    job_config = configure_deepspeed("lora", "zero2", 2, 2, 1)
     job_config["hyperparameters"] |= {"max_steps": 2000, "save_steps": 500}
     killed: list[psutil.Process] = []
 
@@ -247,7 +247,7 @@ def test_process_that_is_killed_fails_the_run_and_leaves_nothing_running(jobs: J
 
 
 def test_launcher_of_deepspeed_itself_starts_the_same_processes(jobs: Jobs, tmp_path: Path) -> None:
-    job_config = deepspeed("lora", "zero2", 2, 2, 1)
+    job_config = configure_deepspeed("lora", "zero2", 2, 2, 1)
     job_config["launch"]["launcher"] = "deepspeed"
     job_config["hyperparameters"] |= {"max_steps": 3}
     watch = Stopper()
@@ -265,7 +265,7 @@ def test_stop_before_the_first_step_ends_every_process(jobs: Jobs, tmp_path: Pat
     def read_desired_state() -> DesiredState:
         return DesiredState.PAUSE if begin_events else DesiredState.RUN
 
-    job = jobs(**deepspeed("lora", "zero1", 2, 2, 1))
+    job = jobs(**configure_deepspeed("lora", "zero1", 2, 2, 1))
     with pytest.raises(TrainingStopped, match="stopped before its first step"):
         train_as_child(job, tmp_path, note=note, desired_state=read_desired_state, poll_s=0.05)
     assert train_as_child(job, tmp_path).record["steps"] == 14

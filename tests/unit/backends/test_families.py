@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto import modeling_auto
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from tests.small_jobs import Jobs, train_here
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.errors import InvalidInput, Refused, Unavailable
@@ -73,7 +73,7 @@ WITHOUT_SDPA = {
 }
 
 
-@pytest.mark.parametrize("name", by_default(["gemma2", "mamba"], WITHOUT_SDPA))
+@pytest.mark.parametrize("name", choose_by_default(["gemma2", "mamba"], WITHOUT_SDPA))
 def test_a_family_without_sdpa_trains_and_says_with_what(name: str, family: Family, jobs: Jobs, tmp_path: Path) -> None:
     method, why = WITHOUT_SDPA[name]
     ran = train_here(jobs(backend="native", base=family(name), method=method, hyperparameters=STEPS), tmp_path / "run")

@@ -50,7 +50,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def served_prompt(folder: Path, **request: Any) -> list[int]:
+def encode_served_prompt(folder: Path, **request: Any) -> list[int]:
     """The ids with which the model server asks a model in a folder."""
     engine, worker = ModelRunner(folder), Worker()
     served = ServedModels([ServedBase(ModelSource("base", folder, "0" * 64), engine, worker)], [])
@@ -81,7 +81,7 @@ def test_training_and_server_put_bos_first_once(
     assert expected.chat_template_sha256 == digest, "what a deployment is checked with beforehand"
 
     (example,), _ = encode_sft([ROW], saved, 64)
-    prompt = served_prompt(ran.folder)
+    prompt = encode_served_prompt(ran.folder)
     assert saved.decode(prompt).startswith(text)
     assert example["input_ids"][: len(prompt)] == prompt
     assert example["input_ids"].count(saved.bos_token_id) == 1

@@ -23,7 +23,7 @@ def manager(home: Path) -> TrainingManager:
     return TrainingManager(load_settings(home=home), Options(poll_s=0.05))
 
 
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -33,7 +33,7 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 @pytest.mark.slow
 def test_a_job_runs_pauses_resumes_and_completes(manager: TrainingManager, jobs: Jobs) -> None:
     job_id = manager.submit_local(jobs(hyperparameters={"max_steps": 60}), name="first")
-    until(lambda: manager.progress(job_id).step >= 3)
+    wait_until(lambda: manager.progress(job_id).step >= 3)
     status = manager.status(job_id)
     assert (status.state, status.progress.total_steps) == (RUNNING, 60)
     with pytest.raises(Conflict, match="E-JOB-STATE"):
@@ -157,7 +157,7 @@ def test_the_protocol_of_a_local_backend(home: Path, jobs: Jobs) -> None:
     handle = backend.submit(job, home / "made")
     with pytest.raises(Conflict, match="it has no result yet"):
         backend.fetch(handle, home / "out")
-    until(lambda: backend.status(handle).state is COMPLETED)
+    wait_until(lambda: backend.status(handle).state is COMPLETED)
     other = LocalBackend(BackendName.NATIVE, settings)
     assert other.status(handle) == backend.status(handle)
     assert other.status(handle).progress.step == 2

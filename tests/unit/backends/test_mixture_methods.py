@@ -36,7 +36,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def documented() -> dict[str, list[str]]:
+def read_documented() -> dict[str, list[str]]:
     """Method -> what the guide says of each kind of weights."""
     text = GUIDE.read_text(encoding="utf-8").split("| method on a mixture |", 1)[1].split("\n\n", 1)[0]
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines()[2:]]
@@ -73,7 +73,7 @@ def shares(ran: Ran, base: Path) -> list[str]:
 @pytest.mark.parametrize(("name", "method"), CASES, ids=lambda value: str(value)[:60])
 def test_method_trains_what_the_guide_says(name: str, method: dict[str, Any], mixture: Jobs, tmp_path: Path) -> None:
     job = mixture(Port.SFT, backend="native", method=method, hyperparameters={"max_steps": 2, "epochs": None})
-    expected = documented()[name]
+    expected = read_documented()[name]
     if expected[0] == "refused":
         with pytest.raises(InvalidInput, match="E-TRAINABLE: An adapter on the stacked matrices of experts cannot"):
             train_here(job, tmp_path)
@@ -95,4 +95,4 @@ def test_check_refuses_what_the_training_would(
     context = Context(load_settings(home=home, data_roots=(tmp_path,)), say=lambda _text: None)
     (result,) = check(CheckInput(files=(file,)), context).files
     codes = {reason["code"] for reason in result.reasons}
-    assert codes == ({"R-ADAPTER"} if documented()[name][0] == "refused" else set())
+    assert codes == ({"R-ADAPTER"} if read_documented()[name][0] == "refused" else set())

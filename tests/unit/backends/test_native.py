@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.small_jobs import Jobs, Ran, broken_model, train_as_child, train_here
+from tests.small_jobs import Jobs, Ran, train_as_child, train_here, write_broken_model
 from trainyard.backends.base import BACKENDS, load_program, probe
 from trainyard.backends.job import TeacherServer, locate_mirror
 from trainyard.compute.child import Stopped
@@ -164,7 +164,7 @@ def test_rows_that_are_too_long_are_cut_dropped_or_refused(jobs: Jobs, tmp_path:
 
 
 def test_non_finite_loss_fails_the_run_and_leaves_no_result(jobs: Jobs, tiny_model: Path, tmp_path: Path) -> None:
-    job = jobs(**NATIVE, base=broken_model(tiny_model, tmp_path / "broken"))
+    job = jobs(**NATIVE, base=write_broken_model(tiny_model, tmp_path / "broken"))
     with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The loss of step 1 is nan\. .*learning_rate"):
         train_here(job, tmp_path / "run")
     assert not (tmp_path / "run" / "result").exists()

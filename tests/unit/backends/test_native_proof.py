@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.selection import by_default, slow
+from tests.selection import choose_by_default, slow
 from trainyard.backends.native.proof import (
     DIGESTS,
     METHODS,
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.integration
 SFT = Cell(Stage.SFT, None, Method.LORA)
 
 
-def proved(folder: Path, stages: list[str], methods: list[str], jobs: int = 2) -> list[dict[str, Any]]:
+def run_proof(folder: Path, stages: list[str], methods: list[str], jobs: int = 2) -> list[dict[str, Any]]:
     """Run the program of the proof, as the command does."""
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(json.dumps({"stages": stages, "methods": methods, "jobs": jobs}))
@@ -51,7 +51,7 @@ def test_there_is_a_cell_for_each_stage_with_each_method() -> None:
 
 @pytest.mark.slow
 def test_stopped_and_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
-    verdicts = proved(tmp_path / "proof", ["sft", "kto"], ["lora", "freeze"])
+    verdicts = run_proof(tmp_path / "proof", ["sft", "kto"], ["lora", "freeze"])
     expected = cells((Stage.SFT, Stage.KTO), (Method.LORA, Method.FREEZE))
     assert {cell.variation for cell in expected} >= {"", "neftune", "pissa", "lisa", "pause", "codi"}
     assert [(verdict["stage"], verdict["method"], verdict["mode"]) for verdict in verdicts] == [
@@ -61,17 +61,21 @@ def test_stopped_and_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
     assert all(len(verdict["sha256"][name]) == 64 for verdict in verdicts for name in DIGESTS)
 
 
-@pytest.mark.parametrize("name", by_default([name for name in VARIATIONS if not name.endswith("-full")], VARIATIONS))
+@pytest.mark.parametrize(
+    "name", choose_by_default([name for name in VARIATIONS if not name.endswith("-full")], VARIATIONS)
+)
 def test_a_variation_that_is_stopped_ends_in_the_same_bits(name: str, world: Path, tmp_path: Path) -> None:
     cell = Cell(VARIATIONS[name].stage, None, VARIATIONS[name].method, name)
     stop_inside_an_accumulation(world, tmp_path / "stopped", cell)
-    assert digests_of(world, tmp_path / "stopped", None, cell) == digests_of(world, tmp_path / "straight", None, cell)
+    assert list_digests(world, tmp_path / "stopped", None, cell) == list_digests(
+        world, tmp_path / "straight", None, cell
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_cell_is_identical(tmp_path: Path) -> None:
-    verdicts = proved(tmp_path / "proof", [str(stage) for stage in STAGES], list(TRAINED_METHODS))
+    verdicts = run_proof(tmp_path / "proof", [str(stage) for stage in STAGES], list(TRAINED_METHODS))
     assert len(verdicts) == len(cells()) * len(MODES)
     assert [verdict for verdict in verdicts if not verdict["identical"]] == []
 
@@ -85,10 +89,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return digests_of(world, tmp_path_factory.mktemp("straight"), None)
+    return list_digests(world, tmp_path_factory.mktemp("straight"), None)
 
 
-def digests_of(world: Path, folder: Path, dropped: str | None, cell: Cell = SFT) -> dict[str, str]:
+def list_digests(world: Path, folder: Path, dropped: str | None, cell: Cell = SFT) -> dict[str, str]:
     train_cell(cell, world, folder, lambda: False, dropped)
     digests: dict[str, str] = json.loads((folder / "digests.json").read_text())
     return digests
@@ -102,7 +106,7 @@ def stop_inside_an_accumulation(world: Path, folder: Path, cell: Cell = SFT) -> 
 
 def test_nothing_dropped_is_identical(world: Path, straight: dict[str, str], tmp_path: Path) -> None:
     stop_inside_an_accumulation(world, tmp_path)
-    assert digests_of(world, tmp_path, None) == straight
+    assert list_digests(world, tmp_path, None) == straight
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_shared_prompts_and_packed_pairs_resume_to_the_same_bits(
     assert json.loads((tmp_path / "parts" / DECISIONS_FILE).read_text())["shared_prompt"] == (
         loss is None or loss in SHARED_LOSSES
     )
-    assert digests_of(world, tmp_path / "parts", None, cell) == digests_of(world, tmp_path / "whole", None, cell)
+    assert list_digests(world, tmp_path / "parts", None, cell) == list_digests(world, tmp_path / "whole", None, cell)
 
 
 @pytest.mark.parametrize("part", ["weights", "optimizer", "rate", "gradients", "random", "counters", "progress"])
@@ -126,4 +130,4 @@ def test_a_part_of_the_state_that_is_dropped_is_seen(
     part: str, world: Path, straight: dict[str, str], tmp_path: Path
 ) -> None:
     stop_inside_an_accumulation(world, tmp_path)
-    assert digests_of(world, tmp_path, part) != straight
+    assert list_digests(world, tmp_path, part) != straight

@@ -36,7 +36,7 @@ def scorer(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_here(job, tmp_path_factory.mktemp("reward")).folder
 
 
-def job_of(jobs: Jobs, stage: dict[str, Any], scorer: Path | None = None, **config: Any) -> TrainingJob:
+def make_job(jobs: Jobs, stage: dict[str, Any], scorer: Path | None = None, **config: Any) -> TrainingJob:
     job = jobs(**{"backend": "native", "stage": stage, "hyperparameters": HYPER, **config})
     changes = {"reward_model": str(scorer), "reward_sha256": "ab" * 32} if scorer else {}
     return job.model_copy(update=changes)
@@ -51,7 +51,7 @@ def weights(ran: Ran) -> dict[str, torch.Tensor]:
 def test_ppo_learns_from_a_reward_model_and_leaves_its_critic_behind(
     method: str, jobs: Jobs, scorer: Path, tmp_path: Path
 ) -> None:
-    ran = train_here(job_of(jobs, {"type": "ppo", **SCORED}, scorer, method=method), tmp_path)
+    ran = train_here(make_job(jobs, {"type": "ppo", **SCORED}, scorer, method=method), tmp_path)
     steps = ran.of("progress")
     assert len(steps) == 5
     assert {"reward", "reward_reward_model", "kl", "value", "value_loss", "clipped"} <= steps[0].keys()
@@ -68,7 +68,7 @@ def test_ppo_learns_from_a_reward_model_and_leaves_its_critic_behind(
 def test_a_training_that_was_stopped_inside_a_rollout_ends_in_the_same_bits(
     jobs: Jobs, scorer: Path, tmp_path: Path
 ) -> None:
-    job = job_of(jobs, {"type": "ppo", **SCORED, "num_iterations": 4}, scorer)
+    job = make_job(jobs, {"type": "ppo", **SCORED, "num_iterations": 4}, scorer)
     whole = train_here(job, tmp_path / "whole")
     with pytest.raises(Stopped, match="a checkpoint is saved"):
         train_here(job, tmp_path / "parts", stop_after=2)
@@ -79,7 +79,7 @@ def test_a_training_that_was_stopped_inside_a_rollout_ends_in_the_same_bits(
 
 
 def test_the_first_critic_without_a_reward_model_values_nothing(jobs: Jobs, tmp_path: Path) -> None:
-    ran = train_here(job_of(jobs, {"type": "ppo", **CHECKED, "num_iterations": 1}), tmp_path)
+    ran = train_here(make_job(jobs, {"type": "ppo", **CHECKED, "num_iterations": 1}), tmp_path)
     assert ran.of("progress")[0]["value"] == 0.0
     assert ran.of("progress")[-1]["value"] != 0.0
     assert ran.record["lora"]["critic"] == "the model itself, with values of 0"
@@ -87,7 +87,7 @@ def test_the_first_critic_without_a_reward_model_values_nothing(jobs: Jobs, tmp_
 
 def test_grpo_trains_on_the_native_engine(jobs: Jobs, tmp_path: Path) -> None:
     stage = {"type": "grpo", **CHECKED, "num_iterations": 2, "beta": 0.1}
-    ran = train_here(job_of(jobs, stage), tmp_path)
+    ran = train_here(make_job(jobs, stage), tmp_path)
     first = ran.of("progress")[0]
     assert first["reward"] == pytest.approx(first["reward_contains"] + first["reward_length"], abs=1e-5)
     assert first["kl"] == pytest.approx(0.0, abs=1e-5)
@@ -96,7 +96,7 @@ def test_grpo_trains_on_the_native_engine(jobs: Jobs, tmp_path: Path) -> None:
 
 def test_constant_rewards_and_a_free_distance_are_said(jobs: Jobs, scorer: Path, tmp_path: Path) -> None:
     constant = {**SCORED, "type": "ppo", "kl_coef": 0.0, "rewards": [{"type": "contains", "text": "never said"}]}
-    ran = train_here(job_of(jobs, constant, scorer, hyperparameters={**HYPER, "max_steps": 2}), tmp_path / "ppo")
+    ran = train_here(make_job(jobs, constant, scorer, hyperparameters={**HYPER, "max_steps": 2}), tmp_path / "ppo")
     assert [warning["text"] for warning in ran.of("warning") if "same reward" in warning["text"]]
     assert ran.of("progress")[0]["kl"] == pytest.approx(0.0, abs=1e-4)
     assert {"kl", "constant_groups"} <= ran.record["rollouts"]["at_end"].keys()
@@ -112,7 +112,7 @@ def test_a_judge_that_is_busy_is_waited_for_and_its_points_are_the_reward(jobs: 
     with ScriptedServer(replies, then=ok('{"points": 0}')) as server:
         judge = {"type": "judge", "base_url": server.url, "model": "big", "rubric": "It is short."}
         stage = {"type": "grpo", "num_generations": 2, "max_completion_length": 4, "rewards": [judge]}
-        job = job_of(jobs, stage, hyperparameters={**HYPER, "max_steps": 1})
+        job = make_job(jobs, stage, hyperparameters={**HYPER, "max_steps": 1})
         (reward,) = job.config.stage.judges
         job = job.model_copy(update={"judges": {reward.server: find_judge(reward, load_settings())}})
         ran = train_here(job, tmp_path)
@@ -122,7 +122,7 @@ def test_a_judge_that_is_busy_is_waited_for_and_its_points_are_the_reward(jobs: 
 
 
 def test_the_panel_scores_as_the_reward_model_does(jobs: Jobs, scorer: Path) -> None:
-    job = job_of(jobs, {"type": "ppo", **SCORED}, scorer)
+    job = make_job(jobs, {"type": "ppo", **SCORED}, scorer)
     tokenizer: Any = AutoTokenizer.from_pretrained(jobs.model)
     source = find_scorer(job)
     assert source is not None
@@ -138,7 +138,7 @@ def test_the_panel_scores_as_the_reward_model_does(jobs: Jobs, scorer: Path) -> 
 
 
 def test_a_row_that_ends_with_the_padding_token_is_read_to_its_end(jobs: Jobs, scorer: Path) -> None:
-    job = job_of(jobs, {"type": "ppo", **SCORED}, scorer)
+    job = make_job(jobs, {"type": "ppo", **SCORED}, scorer)
     source = find_scorer(job)
     assert source is not None
     reader = RewardModelScorer(load_reward_model(source, "cpu", 0), pad_id=0)
@@ -149,10 +149,12 @@ def test_a_row_that_ends_with_the_padding_token_is_read_to_its_end(jobs: Jobs, s
 def test_what_cannot_be_scored_is_said(jobs: Jobs, scorer: Path, tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(jobs.model)
     cases: list[tuple[TrainingJob, str]] = [
-        (job_of(jobs, {"type": "ppo", **SCORED}), "reads the scores of a reward model, and none reaches it"),
-        (job_of(jobs, {"type": "ppo", **SCORED, "rewards": []}), "learns from rewards, and none is named"),
+        (make_job(jobs, {"type": "ppo", **SCORED}), "reads the scores of a reward model, and none reaches it"),
+        (make_job(jobs, {"type": "ppo", **SCORED, "rewards": []}), "learns from rewards, and none is named"),
         (
-            job_of(jobs, {**CHECKED, "type": "grpo", "rewards": [{"type": "json_schema", "definition": {"type": 7}}]}),
+            make_job(
+                jobs, {**CHECKED, "type": "grpo", "rewards": [{"type": "json_schema", "definition": {"type": 7}}]}
+            ),
             "is not a JSON Schema",
         ),
     ]
@@ -163,13 +165,13 @@ def test_what_cannot_be_scored_is_said(jobs: Jobs, scorer: Path, tmp_path: Path)
     shutil.copytree(scorer, other)
     tokenizer.add_tokens(["<new>"])
     with pytest.raises(InvalidInput, match="another tokenizer"):
-        make_panel(job_of(jobs, {"type": "ppo", **SCORED}, other), tokenizer, "cpu", lambda *_, **__: None)
+        make_panel(make_job(jobs, {"type": "ppo", **SCORED}, other), tokenizer, "cpu", lambda *_, **__: None)
 
 
 def test_trl_takes_the_same_rewards(jobs: Jobs, scorer: Path, tmp_path: Path) -> None:
     rewards = [{"type": "reward_model"}, {"type": "length", "target_tokens": 3}]
     stage = {"type": "grpo", "num_generations": 2, "max_completion_length": 6, "rewards": rewards}
-    ran = train_here(job_of(jobs, stage, scorer, backend="trl", hyperparameters={**HYPER, "max_steps": 2}), tmp_path)
+    ran = train_here(make_job(jobs, stage, scorer, backend="trl", hyperparameters={**HYPER, "max_steps": 2}), tmp_path)
     assert {"reward_reward_model", "reward_length"} <= ran.of("progress")[0].keys()
 
 
@@ -182,7 +184,7 @@ def prompt_jobs(jobs: Jobs, folder: Path, rows: list[PromptRow]) -> Jobs:
 @pytest.mark.parametrize("stage", ["grpo", "ppo"])
 def test_stages_that_draw_learn_from_prompts_alone(stage: str, jobs: Jobs, tmp_path: Path) -> None:
     rows = [PromptRow([Message("user", f"Count on from {n}.")], str(n)) for n in range(8)]
-    job = job_of(prompt_jobs(jobs, tmp_path, rows), {"type": stage, **CHECKED}, port=Port.PROMPTS)
+    job = make_job(prompt_jobs(jobs, tmp_path, rows), {"type": stage, **CHECKED}, port=Port.PROMPTS)
     ran = train_here(job, tmp_path / "run")
     assert len(ran.of("progress")) == 5
     # The prompt of a row with an answer is the prompt of the row without it.
@@ -199,4 +201,4 @@ def test_a_reward_that_compares_needs_the_answers_of_prompts(jobs: Jobs, tmp_pat
     rows = [PromptRow([Message("user", f"Count on from {n}.")]) for n in range(8)]
     stage = {"type": "grpo", **SCORED, "rewards": [{"type": "exact_match"}]}
     with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: .* 8 dropped_no_answer.* a solution or an answer"):
-        train_here(job_of(prompt_jobs(jobs, tmp_path, rows), stage, port=Port.PROMPTS), tmp_path / "run")
+        train_here(make_job(prompt_jobs(jobs, tmp_path, rows), stage, port=Port.PROMPTS), tmp_path / "run")

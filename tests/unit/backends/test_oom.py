@@ -97,7 +97,7 @@ class Trainer:
         return Produced(outputs={Port.ADAPTER: ProducedSet(folder="adapter")}, facts={"steps": 3})
 
 
-def carry_out(job: TrainingJob, folder: Path, trainer: Any, events: list[dict[str, Any]] | None = None) -> Produced:
+def train_job(job: TrainingJob, folder: Path, trainer: Any, events: list[dict[str, Any]] | None = None) -> Produced:
     on_event = (events if events is not None else []).append
     here = load_settings(home=folder / "home")
     return train_within_memory(
@@ -107,7 +107,7 @@ def carry_out(job: TrainingJob, folder: Path, trainer: Any, events: list[dict[st
 
 def test_one_more_try_with_half_is_recorded_and_remembered(jobs: Jobs, tmp_path: Path) -> None:
     job, events, trainer = native(jobs), list[dict[str, Any]](), Trainer(fits=4)
-    produced = carry_out(job, tmp_path, trainer, events)
+    produced = train_job(job, tmp_path, trainer, events)
     assert trainer.batches == [(8, 1), (4, 2)]
     note = {"batch_size": [8, 4], "gradient_accumulation": [1, 2]}
     assert produced.facts["out_of_memory"] == note
@@ -117,7 +117,7 @@ def test_one_more_try_with_half_is_recorded_and_remembered(jobs: Jobs, tmp_path:
     assert "batch_size 4 instead of 8 and gradient_accumulation 2" in warning["text"]
     again = Trainer(fits=4)
     (tmp_path / "out").rename(tmp_path / "first")
-    carry_out(job, tmp_path, again)
+    train_job(job, tmp_path, again)
     assert again.batches == [(4, 2)], "a resumed run does not run out of memory first"
 
 
@@ -127,7 +127,7 @@ def test_it_is_tried_once_only_and_answered_with_figures(jobs: Jobs, tmp_path: P
         r"E-DEVICE-MEMORY: The training does not fit the memory\. Why: Tried 20 GiB\. Do: Estimated are \d+\.\d\d GiB"
     )
     with pytest.raises(LimitExceeded, match=pattern) as error:
-        carry_out(native(jobs), tmp_path, trainer)
+        train_job(native(jobs), tmp_path, trainer)
     assert trainer.batches == [(8, 1), (4, 2)]
     assert "`batch_size: 1` takes " in error.value.do
     assert "`max_length: 20` takes " in error.value.do
@@ -136,19 +136,19 @@ def test_it_is_tried_once_only_and_answered_with_figures(jobs: Jobs, tmp_path: P
 def test_no_second_try_when_it_is_not_wanted(jobs: Jobs, tmp_path: Path) -> None:
     trainer = Trainer(fits=4)
     with pytest.raises(LimitExceeded, match="E-DEVICE-MEMORY"):
-        carry_out(native(jobs, launch={"on_oom": "fail"}), tmp_path, trainer)
+        train_job(native(jobs, launch={"on_oom": "fail"}), tmp_path, trainer)
     assert trainer.batches == [(8, 1)]
 
 
 def test_another_failure_is_left_as_it_is(jobs: Jobs, tmp_path: Path) -> None:
-    def broken(*_: Any, **__: Any) -> Produced:
+    def raise_broken(*_: Any, **__: Any) -> Produced:
         raise TrainyardError("Every label is masked.", code="E-DATA-EMPTY")
 
     with pytest.raises(TrainyardError, match="E-DATA-EMPTY"):
-        carry_out(native(jobs), tmp_path, broken)
+        train_job(native(jobs), tmp_path, raise_broken)
 
 
-def most_address_space(pid: int) -> int:
+def read_most_address_space(pid: int) -> int:
     """Bytes at the highest so far (`VmPeak` of proc(5)); 0 of a process that has ended."""
     path = Path(f"/proc/{pid}/status")
     lines = path.read_text().splitlines() if path.exists() else []
@@ -164,24 +164,26 @@ def test_a_real_training_without_room_is_tried_with_half(tiny_model: Path, tmp_p
     write_rows(data[Port.SFT] / "rows.arrow", Port.SFT, rows)
     jobs = Jobs(tiny_model, data, tmp_path / "locks")
 
-    def job_of(batch_size: int) -> TrainingJob:
+    def make_job(batch_size: int) -> TrainingJob:
         return jobs(backend="native", hyperparameters={"batch_size": batch_size, "max_steps": 2, "max_length": 512})
 
-    def taken_by(batch_size: int) -> int:
+    def measure_address_space(batch_size: int) -> int:
         """The address space of a training that may take all."""
         peaks = [0]
 
         def look(event: dict[str, Any]) -> None:
             pids.extend([event["pid"]] if event["event"] == "started" else [])
-            peaks.append(most_address_space(pids[0]))
+            peaks.append(read_most_address_space(pids[0]))
 
         pids: list[int] = []
         home_settings = load_settings(home=tmp_path / f"home-{batch_size}")
         out = tmp_path / f"out-{batch_size}"
-        train_within_memory(job_of(batch_size), out, desired_state=keep_running, on_event=look, settings=home_settings)
+        train_within_memory(
+            make_job(batch_size), out, desired_state=keep_running, on_event=look, settings=home_settings
+        )
         return max(peaks)
 
-    between = (taken_by(32) + taken_by(64)) // 2
+    between = (measure_address_space(32) + measure_address_space(64)) // 2
     events: list[dict[str, Any]] = []
 
     def on_event(event: dict[str, Any]) -> None:
@@ -189,7 +191,7 @@ def test_a_real_training_without_room_is_tried_with_half(tiny_model: Path, tmp_p
         if event["event"] == "started" and len([started for started in events if started["event"] == "started"]) == 1:
             resource.prlimit(event["pid"], resource.RLIMIT_AS, (between, between))
 
-    job, here = job_of(64), load_settings(home=tmp_path / "home")
+    job, here = make_job(64), load_settings(home=tmp_path / "home")
     produced = train_within_memory(job, tmp_path / "out", desired_state=keep_running, on_event=on_event, settings=here)
     (warning,) = [event for event in events if event.get("code") == "E-DEVICE-MEMORY"]
     assert "batch_size 32 instead of 64" in warning["text"]

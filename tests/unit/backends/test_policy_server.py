@@ -47,17 +47,17 @@ def policy_server(double: VllmDouble, folder: Path, model: Any, *, adapter: bool
 
 
 def next_logprobs(model: Any) -> Any:
-    def of_row(ids: list[int]) -> list[list[float]]:
+    def score_row(ids: list[int]) -> list[list[float]]:
         with torch.no_grad():
             row_logprobs: list[list[float]] = (
                 model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1).tolist()
             )
         return row_logprobs
 
-    return of_row
+    return score_row
 
 
-def paths(double: VllmDouble) -> list[str]:
+def list_paths(double: VllmDouble) -> list[str]:
     return [path for path, _ in double.requests]
 
 
@@ -92,7 +92,7 @@ def test_each_rollout_has_an_adapter_of_its_own_and_the_server_sleeps_between(tm
                 writer.generate([[2]], Sampling(2))
             assert (double.adapters, double.awake) == ({}, set())
             assert not (tmp_path / name).exists()
-        assert paths(double) == [
+        assert list_paths(double) == [
             "/v1/load_lora_adapter", "/v1/completions", "/v1/unload_lora_adapter", "/sleep?level=1", "/wake_up",
             "/v1/load_lora_adapter", "/v1/completions", "/v1/unload_lora_adapter", "/sleep?level=1",
         ]  # fmt: skip
@@ -106,7 +106,7 @@ def test_whole_weights_are_read_again_before_each_rollout(tmp_path: Path) -> Non
             with server.drawing(None) as writer:  # type: ignore[arg-type]
                 writer.generate([[2]], Sampling(2))
         reading = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"]
-        assert paths(double) == ["/sleep?level=2", *[*reading, "/v1/completions", "/sleep?level=2"] * 2]
+        assert list_paths(double) == ["/sleep?level=2", *[*reading, "/v1/completions", "/sleep?level=2"] * 2]
 
 
 def test_of_the_weights_that_were_served_no_file_and_no_index_stays(tmp_path: Path) -> None:

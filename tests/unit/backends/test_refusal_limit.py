@@ -121,16 +121,16 @@ def test_a_script_refuses_more_than_the_limit(refusing: Jobs, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.usefixtures("scripts_allowed")
 def test_an_ejected_script_refuses_more_than_the_limit(refusing: Jobs, tmp_path: Path) -> None:
-    ended = ejected(refusing(backend="script"), tmp_path / "default")
+    ended = run_ejected(refusing(backend="script"), tmp_path / "default")
     assert ended.returncode == 1
     assert "The chat template refuses 2 of 10 rows: no secrets. At most 5.0% may be lost" in ended.stderr
-    ended = ejected(refusing(backend="script", max_bad_fraction=0.3), tmp_path / "raised")
+    ended = run_ejected(refusing(backend="script", max_bad_fraction=0.3), tmp_path / "raised")
     assert ended.returncode == 0, ended.stderr
     report = json.loads((tmp_path / "raised" / files.OUTPUT / files.REPORT_FILE).read_text())
     assert report["data"]["rows"]["dropped_template"] == REFUSED
 
 
-def ejected(job: TrainingJob, path: Path) -> subprocess.CompletedProcess[str]:
+def run_ejected(job: TrainingJob, path: Path) -> subprocess.CompletedProcess[str]:
     """Run the script of a job by hand."""
     files.write(job, path, keep_work=False)
     argv = [sys.executable, files.SCRIPT_FILE, files.SPEC_NAME]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from tests.small_jobs import Jobs, Ran, train_as_child, train_here
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import TrainingStopped
@@ -34,7 +34,7 @@ def assert_same_result(first: Ran, second: Ran) -> None:
     assert all(torch.equal(first_weights[name], second_weights[name]) for name in first_weights)
 
 
-def job_of(kind: str, jobs: Jobs, sft_run: Ran) -> TrainingJob:
+def make_job(kind: str, jobs: Jobs, sft_run: Ran) -> TrainingJob:
     kinds: dict[str, dict[str, Any]] = {
         "lora": {"method": {"type": "lora", "dropout": 0.1}},
         "full": {"method": "full", "hyperparameters": {"gradient_accumulation": 2, "learning_rate": 1e-3}},
@@ -45,11 +45,11 @@ def job_of(kind: str, jobs: Jobs, sft_run: Ran) -> TrainingJob:
     return jobs(**kinds[kind])
 
 
-@pytest.mark.parametrize("kind", by_default(["lora"], ["lora", "full", "dpo", "kto", "reward"]))
+@pytest.mark.parametrize("kind", choose_by_default(["lora"], ["lora", "full", "dpo", "kto", "reward"]))
 def test_stopped_run_ends_bit_by_bit_like_an_uninterrupted_one(
     kind: str, jobs: Jobs, sft_run: Ran, tmp_path: Path
 ) -> None:
-    job = job_of(kind, jobs, sft_run)
+    job = make_job(kind, jobs, sft_run)
     whole = train_here(job, tmp_path / "whole")
     for steps in (2, 4):
         with pytest.raises(Stopped, match="a checkpoint is saved"):

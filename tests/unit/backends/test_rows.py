@@ -20,7 +20,7 @@ PAIR = PreferenceRow([ASK], [BETTER], [WORSE])
 CALL = '[{"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]'
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def read_lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / CHAT_FILE).read_text().splitlines()]
 
 
@@ -63,14 +63,14 @@ def test_each_stage_has_its_line(
     stage: str, port: Port, *, row: Row, expected: dict[str, Any], jobs: Jobs, tmp_path: Path
 ) -> None:
     counts = write_chat_rows(job_with(jobs, tmp_path, port, row, stage=stage), tmp_path)
-    assert lines(tmp_path) == [expected]
+    assert read_lines(tmp_path) == [expected]
     assert counts == {"read": 1, "written": 1, "held_out": 0}
 
 
 def test_tools_and_calls_are_written_as_openai_has_them(jobs: Jobs, tmp_path: Path) -> None:
     row = SftRow([ASK, Message("assistant", "", CALL)], tools='[{"type": "function"}]')
     write_chat_rows(job_with(jobs, tmp_path, Port.SFT, row), tmp_path)
-    (line,) = lines(tmp_path)
+    (line,) = read_lines(tmp_path)
     assert line["tools"] == [{"type": "function"}]
     assert line["messages"][1]["tool_calls"] == json.loads(CALL)
 

@@ -45,7 +45,7 @@ def leave():
 """
 
 
-def still_runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and alive(psutil.Process(pid))
 
 
@@ -200,7 +200,7 @@ def test_a_script_that_ignores_the_request_is_killed_after_the_grace(
     with pytest.raises(TrainingStopped, match="by force"):
         run(script_job(text), tmp_path, note=seen.append, desired_state=read_desired_state, grace_s=1, poll_s=0.1)
     (program,) = [event for event in seen if event["event"] == "program"]
-    assert not still_runs(program["program_pid"])
+    assert not is_running(program["program_pid"])
 
 
 def test_a_script_that_forks_leaves_nothing_behind(script_job: Callable[..., TrainingJob], tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ leave()
     (warning,) = ran.of("warning")
     escaped = [int(name.partition("-")[2]) for name in warning["text"].split()]
     assert len(escaped) == 2
-    assert not any(map(still_runs, escaped))
+    assert not any(map(is_running, escaped))
 
 
 @pytest.mark.slow

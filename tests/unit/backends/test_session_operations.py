@@ -11,7 +11,7 @@ from trainyard.backends.native.sessions.operations import KEPT, MOST_WAITING, SA
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded
 
 
-def carry_out(queue: OperationQueue, answer: dict[str, Any] | None = None, size: int = 10) -> int:
+def run_operation(queue: OperationQueue, answer: dict[str, Any] | None = None, size: int = 10) -> int:
     operation = queue.take(1)
     assert operation is not None
     assert operation.state == "running"
@@ -22,7 +22,7 @@ def carry_out(queue: OperationQueue, answer: dict[str, Any] | None = None, size:
 def test_operations_are_numbered_and_taken_in_their_order() -> None:
     queue = OperationQueue()
     assert [queue.enter("step", {"a": n}, b"", None).seq for n in range(3)] == [1, 2, 3]
-    assert [carry_out(queue) for _ in range(3)] == [1, 2, 3]
+    assert [run_operation(queue) for _ in range(3)] == [1, 2, 3]
     assert queue.take(0) is None
 
 
@@ -58,7 +58,7 @@ def test_the_same_key_is_the_same_operation_also_after_a_resume() -> None:
     assert queue.enter("forward", {"rows": [1]}, b"", None).seq == 3
     with pytest.raises(InvalidInput, match="E-PARAMETER: This Idempotency-Key came with another request"):
         queue.enter("forward", {"rows": [2]}, b"", None, "ci a")
-    assert [carry_out(queue) for _ in range(3)] == [1, 2, 3]
+    assert [run_operation(queue) for _ in range(3)] == [1, 2, 3]
     resumed = OperationQueue(queue.saved())
     assert resumed.enter("forward", {"rows": [1]}, b"", None, "ci b").seq == 2
     assert not resumed.waiting
@@ -68,7 +68,7 @@ def test_the_key_of_a_reply_that_is_not_kept_is_forgotten() -> None:
     queue = OperationQueue()
     for number in range(KEPT + 2):
         queue.enter("step", {}, b"", None, f"key {number}")
-        carry_out(queue)
+        run_operation(queue)
     assert len(queue.keyed) == len(queue.by_seq) == KEPT
     assert queue.enter("step", {}, b"", None, "key 0").seq == KEPT + 3
 
@@ -76,7 +76,7 @@ def test_the_key_of_a_reply_that_is_not_kept_is_forgotten() -> None:
 def test_a_failed_operation_has_its_number_too() -> None:
     queue = OperationQueue()
     queue.enter("step", {}, b"", 1)
-    carry_out(queue, {"error": {"code": "E-STEP"}})
+    run_operation(queue, {"error": {"code": "E-STEP"}})
     assert queue.find(1).state == "failed"
     assert queue.enter("step", {}, b"", 1).answer == {"error": {"code": "E-STEP"}}
     assert queue.next_seq == 2
@@ -86,10 +86,10 @@ def test_what_a_checkpoint_knows_is_answered_after_a_resume_and_nothing_else() -
     queue = OperationQueue()
     for seq, size in ((1, 10), (2, SAVED_REPLY_BYTES + 1), (3, 10)):
         queue.enter("logprobs", {"n": seq}, b"", seq)
-        carry_out(queue, size=size)
+        run_operation(queue, size=size)
     saved = queue.saved()
     queue.enter("step", {}, b"", 4)
-    carry_out(queue)
+    run_operation(queue)
     resumed = OperationQueue(saved)
     assert (resumed.done, resumed.next_seq, resumed.resumed_after) == (3, 4, 3)
     assert resumed.enter("logprobs", {"n": 3}, b"", 3).answer == {"reply": {"seq": 3}}
@@ -107,7 +107,7 @@ def test_only_the_newest_replies_are_kept() -> None:
     queue = OperationQueue()
     for _ in range(KEPT + 5):
         queue.enter("step", {}, b"", None)
-        carry_out(queue)
+        run_operation(queue)
     assert len(queue.by_seq) == KEPT
     with pytest.raises(Conflict, match="The reply of operation 5 is not known"):
         queue.find(5)
@@ -130,5 +130,5 @@ def test_what_waits_is_carried_out_before_a_close() -> None:
     queue.close()
     with pytest.raises(Conflict, match="E-SESSION-STATE: The session is closing"):
         queue.enter("step", {}, b"", None)
-    assert carry_out(queue) == 1
+    assert run_operation(queue) == 1
     assert queue.take(1) is None

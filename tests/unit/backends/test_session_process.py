@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from tests.unit.backends import session_in_process
-from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
+from tests.unit.backends.session_host import ROWS, HostedSession, host_session, make_record
 from trainyard.backends.native.sessions.program import read_key
 from trainyard.backends.sessions.frames import LENGTHS, MAGIC, ask, receive_frame
 from trainyard.backends.sessions.records import SessionState, read_status, write_record
@@ -40,7 +40,7 @@ def here(tmp_path: Path) -> Settings:
 def shared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Any:
     """One session for the tests that only look at its replies."""
     settings = load_settings(home=tmp_path_factory.mktemp("shared"), threads=1)
-    with hosted(settings, record_of(tiny_model)) as session:
+    with host_session(settings, make_record(tiny_model)) as session:
         yield session
 
 
@@ -62,7 +62,7 @@ def left(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Left:
     """One session for the tests that look at what is there after its end."""
     settings = load_settings(home=tmp_path_factory.mktemp("left") / ("long-" * 20) / "home", threads=1)
     row = {"prompt": "What is 2?", "chosen": "It is two.", "rejected": "It is nine."}
-    with hosted(settings, record_of(tiny_model, stage="dpo", idle_s=1)) as session:
+    with host_session(settings, make_record(tiny_model, stage="dpo", idle_s=1)) as session:
         path = Path(session.socket_path())
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (path, path.parent)]
         forward = session.call("forward", rows=[row], outputs=["logits"])
@@ -102,8 +102,8 @@ def numbers_in_process(settings: Settings, session_id: str, out: Path, steps: in
 def test_a_session_computes_the_bits_of_the_same_verbs_in_one_process(
     here: Settings, tiny_model: Path, tmp_path: Path
 ) -> None:
-    record = record_of(tiny_model)
-    with hosted(here, record) as session:
+    record = make_record(tiny_model)
+    with host_session(here, record) as session:
         through_the_socket = numbers(session)
         assert session.close().status is Status.DONE
     assert through_the_socket == numbers_in_process(here, record.id, tmp_path / "in.json")
@@ -114,16 +114,16 @@ def test_a_session_computes_the_bits_of_the_same_verbs_in_one_process(
 def test_a_killed_session_continues_from_its_checkpoint_to_the_same_bits(
     here: Settings, tiny_model: Path, tmp_path: Path
 ) -> None:
-    record = record_of(tiny_model, autosave_s=1)
-    with hosted(here, record) as session:
+    record = make_record(tiny_model, autosave_s=1)
+    with host_session(here, record) as session:
         before = [session.train_step()]
-        until_saved(session, 4)
+        wait_until_saved(session, 4)
         session.call("forward", rows=ROWS)  # lost, with whatever it drew
         os.kill(session.pid, signal.SIGKILL)
         outcome = session.wait()
     assert (outcome.status, outcome.exit_code) == (Status.FAILED, -signal.SIGKILL)
     assert read_status(here, record.id).state is SessionState.LOST
-    with hosted(here, record) as session:
+    with host_session(here, record) as session:
         assert {k: v for k, v in session.status().items() if k in ("global_step", "op_seq", "resumed_after")} == {
             "global_step": 1, "op_seq": 4, "resumed_after": 4,
         }  # fmt: skip
@@ -140,7 +140,7 @@ def test_a_killed_session_continues_from_its_checkpoint_to_the_same_bits(
     assert after["ids"] == whole["ids"]
 
 
-def until_saved(session: HostedSession, op_seq: int) -> None:
+def wait_until_saved(session: HostedSession, op_seq: int) -> None:
     deadline = time.monotonic() + 120
     folder = session.folder / "checkpoints" / f"step-{op_seq:010d}"
     while not folder.is_dir():
@@ -152,8 +152,8 @@ def until_saved(session: HostedSession, op_seq: int) -> None:
 def test_an_operation_that_comes_twice_is_carried_out_once_also_after_a_resume(
     here: Settings, tiny_model: Path
 ) -> None:
-    record = record_of(tiny_model)
-    with hosted(here, record) as session:
+    record = make_record(tiny_model)
+    with host_session(here, record) as session:
         forward = session.call("forward", op_seq=1, rows=ROWS)
         session.call("backward", op_seq=2, forward_id=forward["forward_id"])
         moved = session.call("step", op_seq=3)
@@ -163,7 +163,7 @@ def test_an_operation_that_comes_twice_is_carried_out_once_also_after_a_resume(
         with pytest.raises(Conflict, match="E-STEP"):
             session.call("backward", op_seq=4, forward_id=forward["forward_id"])
         session.close()
-    with hosted(here, record) as session:
+    with host_session(here, record) as session:
         assert session.call("step", op_seq=3) == moved
         assert session.status()["global_step"] == 1
         with pytest.raises(Conflict, match="E-STEP: The gradients belong to a step that is done"):
@@ -189,8 +189,8 @@ def test_futures_are_carried_out_in_their_order(shared: HostedSession) -> None:
 def test_two_sessions_at_once_compute_what_each_computes_alone(
     here: Settings, tiny_model: Path, tmp_path: Path
 ) -> None:
-    records = [record_of(tiny_model, hyperparameters={"seed": seed}) for seed in (1, 2)]
-    with hosted(here, records[0], (0,)) as first, hosted(here, records[1], (1,)) as second:
+    records = [make_record(tiny_model, hyperparameters={"seed": seed}) for seed in (1, 2)]
+    with host_session(here, records[0], (0,)) as first, host_session(here, records[1], (1,)) as second:
         results: dict[str, dict[str, Any]] = {}
         threads = [Thread(target=lambda s=s: results.update({s.record.id: numbers(s)})) for s in (first, second)]
         for thread in threads:
@@ -212,13 +212,13 @@ def test_a_session_that_nobody_calls_saves_and_ends(left: Left) -> None:
 
 @pytest.mark.slow
 def test_a_session_that_is_asked_to_stop_saves_first(here: Settings, tiny_model: Path) -> None:
-    record = record_of(tiny_model)
-    with hosted(here, record) as session:
+    record = make_record(tiny_model)
+    with host_session(here, record) as session:
         session.train_step()
         session.desired_state = DesiredState.CANCEL
         outcome = session.wait()
     assert (outcome.status, outcome.reason) == (Status.STOPPED, "cancel")
-    with hosted(here, record) as session:
+    with host_session(here, record) as session:
         assert session.status()["global_step"] == 1
 
 
@@ -227,7 +227,7 @@ def test_a_session_that_is_asked_to_stop_saves_first(here: Settings, tiny_model:
 
 @pytest.mark.slow
 def test_a_heartbeat_keeps_a_session_that_nobody_calls(tmp_path: Path, tiny_model: Path) -> None:
-    with hosted(load_settings(home=tmp_path / "home", threads=1), record_of(tiny_model, idle_s=4)) as session:
+    with host_session(load_settings(home=tmp_path / "home", threads=1), make_record(tiny_model, idle_s=4)) as session:
         for _ in range(10):
             time.sleep(0.6)
             assert ask(session.socket_path(), {"call": "heartbeat"}, timeout_s=10)["op_seq"] == 0
@@ -327,8 +327,8 @@ def test_checkpoints_with_a_key_contain_nothing_readable_and_need_it(
     key.write_text(SECRET)
     key.chmod(0o600)
     sealed = load_settings(home=here.home, threads=1, checkpoint_key=str(key))
-    record = record_of(tiny_model)
-    with hosted(sealed, record) as session:
+    record = make_record(tiny_model)
+    with host_session(sealed, record) as session:
         session_numbers = numbers(session)
         session.call("save", name="all")
         session.close()
@@ -340,7 +340,7 @@ def test_checkpoints_with_a_key_contain_nothing_readable_and_need_it(
     outcome = plain.wait()
     assert outcome.error is not None
     assert outcome.error["code"] == "E-CHECKPOINT-MISMATCH"
-    with hosted(sealed, record) as session:
+    with host_session(sealed, record) as session:
         assert session.status()["global_step"] == STEPS
         session.call("load", name="all")
         again = session.call("save", name="again", kind="weights")
@@ -369,7 +369,7 @@ def test_a_session_with_a_key_that_others_may_read_does_not_open(
     key = tmp_path / "key"
     key.write_text(SECRET)
     key.chmod(0o644)
-    record = record_of(tiny_model)
+    record = make_record(tiny_model)
     sealed = load_settings(home=here.home, threads=1, checkpoint_key=str(key))
     write_record(sealed, record)
     outcome = HostedSession(sealed, record).open().wait()
@@ -378,7 +378,7 @@ def test_a_session_with_a_key_that_others_may_read_does_not_open(
 
 
 def test_a_variable_with_the_key_that_is_not_set_is_refused(here: Settings, tiny_model: Path) -> None:
-    record = record_of(tiny_model)
+    record = make_record(tiny_model)
     sealed = load_settings(home=here.home, threads=1, checkpoint_key="env:TRAINYARD_TEST_ABSENT_KEY")
     write_record(sealed, record)
     with pytest.raises(InvalidInput, match=r"E-PARAMETER: checkpoint_key of trainyard\.toml names the variable"):
@@ -458,7 +458,7 @@ def test_a_caller_that_leaves_in_the_middle_leaves_nothing_behind(shared: Hosted
 
 
 def test_a_strategy_that_the_engine_does_not_have_is_refused(here: Settings, tiny_model: Path) -> None:
-    record = record_of(tiny_model, launch={"strategy": "zero3", "processes": 2})
+    record = make_record(tiny_model, launch={"strategy": "zero3", "processes": 2})
     write_record(here, record)
     with pytest.raises(Refused, match="R-BACKEND-SETTING"):
         HostedSession(here, record).open().wait()

@@ -113,7 +113,7 @@ class Job(RuleBasedStateMachine):
         self.seen.append(to)
 
     @rule(to=st.sampled_from(JobState))
-    def somebody_moves_it(self, to: JobState) -> None:
+    def move_state(self, to: JobState) -> None:
         self.go(to)
 
     @rule()
@@ -132,18 +132,18 @@ class Job(RuleBasedStateMachine):
 
     @precondition(lambda self: self.status.state in (PAUSED, FAILED))
     @rule()
-    def it_is_started_again(self) -> None:
+    def start_again(self) -> None:
         self.go(PENDING)
         self.the_trainer_starts()
         assert self.status.state is RUNNING
 
     @invariant()
-    def what_is_final_stays(self) -> None:
+    def check_final(self) -> None:
         assert all(not state.is_final for state in self.seen[:-1])
         assert self.status.state is self.seen[-1]
 
     @invariant()
-    def it_completes_only_from_running(self) -> None:
+    def check_completion(self) -> None:
         ends = [before for before, state in zip(self.seen, self.seen[1:], strict=False) if state is COMPLETED]
         assert set(ends) <= {RUNNING}
 

@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_used_is_no_measurement(here: Settings, text: str,
     assert read_timings("k", here).measured == (ONE,)
 
 
-def watched(*steps: float, **begin: Any) -> Stopwatch:
+def make_watch(*steps: float, **begin: Any) -> Stopwatch:
     watch = Stopwatch(began=0.0)
     watch({"event": "started", "time": 1.0})
     watch({"event": "begin", "time": 5.0, "total_steps": 30, "total_epochs": 2.0, "restarted_from": None, **begin})
@@ -62,7 +62,7 @@ def watched(*steps: float, **begin: Any) -> Stopwatch:
 def test_the_time_of_a_training_is_read_from_its_events(jobs: Jobs) -> None:
     job = jobs(hyperparameters={"batch_size": 4, "save_steps": 5})
     # a second a step, but for the first ones and the one with the checkpoint of step 5
-    watch = watched(9.0, 11.0, 12.0, 13.0, 14.0, 15.5, 16.5, 17.5)
+    watch = make_watch(9.0, 11.0, 12.0, 13.0, 14.0, 15.5, 16.5, 17.5)
     measurement = read_measurement(job, watch, 20.0, "run", "abc")
     assert measurement is not None
     assert (measurement.seconds_per_step, measurement.save_s, measurement.start_s, measurement.end_s) == (
@@ -80,13 +80,13 @@ def test_the_time_of_a_training_is_read_from_its_events(jobs: Jobs) -> None:
 
 
 def test_a_training_that_continued_or_was_short_measures_nothing(jobs: Jobs) -> None:
-    assert read_measurement(jobs(), watched(9.0, 10.0, 11.0), 20.0, "run", "") is None
-    continued = watched(*map(float, range(9, 20)), restarted_from={"step": 3})
+    assert read_measurement(jobs(), make_watch(9.0, 10.0, 11.0), 20.0, "run", "") is None
+    continued = make_watch(*map(float, range(9, 20)), restarted_from={"step": 3})
     assert read_measurement(jobs(), continued, 30.0, "run", "") is None
 
 
 def test_an_evaluation_is_no_part_of_a_step(jobs: Jobs) -> None:
-    watch = watched(9.0, 10.0, 11.0, 12.0)
+    watch = make_watch(9.0, 10.0, 11.0, 12.0)
     watch({"event": "evaluation", "time": 40.0})
     for number, time in enumerate((42.0, 43.0, 44.0), 5):
         watch({"event": "progress", "step": number, "time": time})
@@ -129,7 +129,7 @@ def test_a_probe_without_memory_is_remembered_as_that(tiny_model: Path, here: Se
     job = Jobs(tiny_model, data, tmp_path / "locks")(backend="native", device="cpu", hyperparameters=hyper)
     with ThreadPoolExecutor(1) as pool:
         probe = pool.submit(run_probe, job, tmp_path / "out", here, lambda text: None)
-        resource.prlimit(*limit_of(wait_for_pid(here)))
+        resource.prlimit(*make_limit(wait_for_pid(here)))
         problem = probe.result()
     assert problem is not None
     assert (problem.max_length, problem.rows_per_batch) == (512, 64)
@@ -149,7 +149,7 @@ def wait_for_pid(here: Settings, wait_s: float = 60.0) -> int:
     raise TimeoutError("no training began")
 
 
-def limit_of(pid: int) -> tuple[int, int, tuple[int, int]]:
+def make_limit(pid: int) -> tuple[int, int, tuple[int, int]]:
     """64 MiB more address space than it has now."""
     size = psutil.Process(pid).memory_info().vms + (64 << 20)
     return pid, resource.RLIMIT_AS, (size, size)

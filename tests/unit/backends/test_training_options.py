@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from tests.small_jobs import Jobs, Ran, train_here
 from trainyard.compute.child import Stopped
 from trainyard.spec.training import TrainerConfig
@@ -37,17 +37,17 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(next(folder.glob("*.safetensors")))
 
 
-def trained(jobs: Jobs, backend: str, name: str, folder: Path, *, stop_after: int | None = None) -> Ran:
+def train_with_options(jobs: Jobs, backend: str, name: str, folder: Path, *, stop_after: int | None = None) -> Ran:
     hyper = {"max_steps": 6, "save_steps": 2, "learning_rate": 5e-3}
     return train_here(jobs(**{**OPTIONS[name], "backend": backend, "hyperparameters": hyper}), folder, stop_after)
 
 
-@pytest.mark.parametrize(("backend", "name"), by_default(QUICK, CASES))
+@pytest.mark.parametrize(("backend", "name"), choose_by_default(QUICK, CASES))
 def test_a_stopped_job_ends_in_the_same_bits(backend: str, name: str, jobs: Jobs, tmp_path: Path) -> None:
-    whole = trained(jobs, backend, name, tmp_path / "whole")
+    whole = train_with_options(jobs, backend, name, tmp_path / "whole")
     with pytest.raises(Stopped):
-        trained(jobs, backend, name, tmp_path / "parts", stop_after=3)
-    parts = trained(jobs, backend, name, tmp_path / "parts")
+        train_with_options(jobs, backend, name, tmp_path / "parts", stop_after=3)
+    parts = train_with_options(jobs, backend, name, tmp_path / "parts")
     whole_weights, parts_weights = weights_in(whole.folder), weights_in(parts.folder)
     assert whole_weights.keys() == parts_weights.keys()
     assert all(torch.equal(value, parts_weights[key]) for key, value in whole_weights.items())
@@ -56,7 +56,7 @@ def test_a_stopped_job_ends_in_the_same_bits(backend: str, name: str, jobs: Jobs
 
 @pytest.mark.parametrize("backend", ["native", "trl"])
 def test_an_adapter_that_began_with_the_base_serves_on_it(backend: str, jobs: Jobs, tmp_path: Path) -> None:
-    ran = trained(jobs, backend, "pissa", tmp_path)
+    ran = train_with_options(jobs, backend, "pissa", tmp_path)
     config = LoraConfig.from_pretrained(ran.folder)
     assert (config.r, config.init_lora_weights) == (8, True)
     base = AutoModelForCausalLM.from_pretrained(jobs.model)
@@ -74,7 +74,7 @@ def test_an_adapter_that_began_with_the_base_serves_on_it(backend: str, jobs: Jo
 
 @pytest.mark.parametrize("backend", ["native", "trl"])
 def test_a_model_has_its_positions_and_tokens(backend: str, jobs: Jobs, tmp_path: Path) -> None:
-    ran = trained(jobs, backend, "base", tmp_path)
+    ran = train_with_options(jobs, backend, "base", tmp_path)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(ran.folder), AutoTokenizer.from_pretrained(ran.folder)
     base = AutoModelForCausalLM.from_pretrained(jobs.model)
     (token,) = tokenizer("<|plan|>", add_special_tokens=False)["input_ids"]
@@ -83,7 +83,7 @@ def test_a_model_has_its_positions_and_tokens(backend: str, jobs: Jobs, tmp_path
 
 
 def test_by_row_the_loss_of_a_step_is_another_mean(jobs: Jobs, tmp_path: Path) -> None:
-    by_row = trained(jobs, "native", "row", tmp_path / "row").record["losses"][0]
+    by_row = train_with_options(jobs, "native", "row", tmp_path / "row").record["losses"][0]
     hyper = {"max_steps": 1, "learning_rate": 5e-3}
     by_token = train_here(jobs(backend="native", hyperparameters=hyper), tmp_path / "token").record["losses"][0]
     assert by_row != by_token

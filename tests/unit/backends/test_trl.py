@@ -13,7 +13,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from tests.small_jobs import Jobs, Ran, broken_model, sft_rows, train_here
+from tests.small_jobs import Jobs, Ran, sft_rows, train_here, write_broken_model
 from trainyard.backends.trl.trainer import LengthGroupedOrder, completion_loss
 from trainyard.compute.child import Stopped
 from trainyard.data.rows import SftRow
@@ -30,7 +30,7 @@ def load_model(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, dtype=torch.float32)
 
 
-def encoded_rows(tiny_model: Path, max_length: int) -> list[dict[str, list[int]]]:
+def encode_rows(tiny_model: Path, max_length: int) -> list[dict[str, list[int]]]:
     rows = [row for row in sft_rows() if isinstance(row, SftRow)]
     return encode_sft(rows, AutoTokenizer.from_pretrained(tiny_model), max_length)[0]
 
@@ -59,7 +59,7 @@ def test_ledger_of_a_run_balances_with_its_cut_and_dropped_rows(sft_run: Ran) ->
 
 
 def test_first_loss_of_a_run_is_the_hand_computed_one(sft_run: Ran, tiny_model: Path) -> None:
-    examples = encoded_rows(tiny_model, 40)
+    examples = encode_rows(tiny_model, 40)
     lengths = [len(example["input_ids"]) for example in examples]
     first_batch = list(LengthGroupedOrder(lengths, 4, 42))[:4]
     expected = hand_loss(load_model(tiny_model), [examples[row] for row in first_batch])
@@ -68,7 +68,7 @@ def test_first_loss_of_a_run_is_the_hand_computed_one(sft_run: Ran, tiny_model: 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers for it
 def test_run_learns_and_its_adapter_answers_better_than_the_base(sft_run: Ran, tiny_model: Path) -> None:
-    examples = encoded_rows(tiny_model, 40)
+    examples = encode_rows(tiny_model, 40)
     before = hand_loss(load_model(tiny_model), examples)
     after = hand_loss(PeftModel.from_pretrained(load_model(tiny_model), sft_run.folder), examples)
     assert after < before - 0.15
@@ -197,7 +197,7 @@ def test_only_the_named_layers_get_an_adapter(jobs: Jobs, tmp_path: Path) -> Non
 
 
 def test_non_finite_loss_fails_the_run(jobs: Jobs, tiny_model: Path, tmp_path: Path) -> None:
-    job = jobs(base=broken_model(tiny_model, tmp_path / "broken"))
+    job = jobs(base=write_broken_model(tiny_model, tmp_path / "broken"))
     with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The loss of step 1 is nan\. .*learning_rate"):
         train_here(job, tmp_path / "run")
     assert not (tmp_path / "run" / "result").exists()
@@ -270,7 +270,7 @@ def test_recomputed_activations_change_no_number(jobs: Jobs, sft_run: Ran, tmp_p
 def test_gradient_of_a_step_does_not_depend_on_how_it_is_cut(tiny_model: Path) -> None:
     """Eight rows at once or one by one: the same mean over tokens, so the same gradient."""
     model = load_model(tiny_model)
-    examples = encoded_rows(tiny_model, 40)[20:28]
+    examples = encode_rows(tiny_model, 40)[20:28]
 
     def batch(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
         longest = max(len(row["input_ids"]) for row in rows)

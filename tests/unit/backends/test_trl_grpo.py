@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from tests.small_jobs import Jobs, Ran, conversation, train_as_child, train_here
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.rollouts import GroupedOrder
@@ -144,7 +144,7 @@ def test_constant_reward_teaches_nothing(undecided: Jobs, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop_after", by_default([2], [2, 7]))
+@pytest.mark.parametrize("stop_after", choose_by_default([2], [2, 7]))
 def test_stopped_and_resumed_is_uninterrupted(stop_after: int, undecided: Jobs, tmp_path: Path) -> None:
     """Bit by bit, within a pass over the prompts and at the border of two: a pass has eight steps."""
     hyper = {"max_steps": 11, "batch_size": BATCH // 2, "gradient_accumulation": 2}
@@ -208,7 +208,7 @@ def test_cut_into_micro_batches_changes_no_number(undecided: Jobs, tmp_path: Pat
         torch.testing.assert_close(cut_weights[name], value, atol=2e-4, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("loss", by_default(["grpo"], ["grpo", "dr_grpo", "dapo", "bnpo"]))
+@pytest.mark.parametrize("loss", choose_by_default(["grpo"], ["grpo", "dr_grpo", "dapo", "bnpo"]))
 def test_every_loss_moves_the_adapter(loss: str, undecided: Jobs, tmp_path: Path) -> None:
     """At the first step the policy is the one that has drawn, so the loss of grpo is the mean advantage: zero."""
     ran = train_here(grpo(undecided, loss=loss, hyper={"max_steps": 2, "warmup_ratio": 0}), tmp_path)
@@ -218,7 +218,7 @@ def test_every_loss_moves_the_adapter(loss: str, undecided: Jobs, tmp_path: Path
     assert any(value.any() for name, value in load_file(ran.folder / WEIGHTS).items() if "lora_B" in name)
 
 
-@pytest.mark.parametrize("method", by_default(["lora"], ["lora", "dora", "full"]))
+@pytest.mark.parametrize("method", choose_by_default(["lora"], ["lora", "dora", "full"]))
 def test_distance_from_the_model_as_it_was_begins_at_zero(method: str, undecided: Jobs, tmp_path: Path) -> None:
     ran = train_here(grpo(undecided, method=method, beta=0.1, hyper={"warmup_ratio": 0}), tmp_path)
     distances = read_metric(ran, "kl")
@@ -247,7 +247,7 @@ def test_rewards_are_added_by_their_weights_and_told_by_name(undecided: Jobs, tm
     assert len(set(read_metric(ran, "reward_contains_2")) | {0.0}) > 1
 
 
-@pytest.mark.parametrize("precision", by_default(["bf16"], ["bf16", "auto"]))
+@pytest.mark.parametrize("precision", choose_by_default(["bf16"], ["bf16", "auto"]))
 @pytest.mark.slow
 def test_half_precision_draws_and_learns(precision: str, undecided: Jobs, tmp_path: Path) -> None:
     hyper = {"precision": precision, "gradient_checkpointing": True}

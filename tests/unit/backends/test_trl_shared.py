@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:Futu
 REWARDS = [{"type": "regex", "pattern": "[a-e]"}, {"type": "regex", "pattern": "[n-r]"}]
 
 
-def job_of(model: Path, folder: Path, **stage: Any) -> Any:
+def make_job(model: Path, folder: Path, **stage: Any) -> Any:
     rows = [conversation(f"Is node {n} up?", "yes") for n in range(8)]
     write_rows(folder / "rows" / "rows.arrow", Port.SFT, rows)
     grpo_settings = {"type": "grpo", "num_generations": 4, "max_completion_length": 6, "rewards": REWARDS, **stage}
@@ -39,8 +39,8 @@ def job_of(model: Path, folder: Path, **stage: Any) -> Any:
     return Jobs(model, {Port.SFT: folder / "rows"}, folder / "locks")(stage=grpo_settings, hyperparameters=hyper)
 
 
-def trainer_of(model: Path, folder: Path, **stage: Any) -> OurGRPOTrainer:
-    job = job_of(model, folder, **stage)
+def make_trainer(model: Path, folder: Path, **stage: Any) -> OurGRPOTrainer:
+    job = make_job(model, folder, **stage)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prepared = prepare(job, "cpu", Events(folder / "events.jsonl"))
@@ -71,7 +71,7 @@ def test_completions_are_grouped_by_their_prompts() -> None:
 
 @pytest.mark.parametrize("size", [None, 2])
 def test_scores_and_gradients_are_those_of_rows_apart(size: int | None, tiny_model: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(tiny_model, tmp_path, shared_prompt=True)
+    trainer = make_trainer(tiny_model, tmp_path, shared_prompt=True)
     ids_BT, shown_BT = make_completions()
     scores = []
     for sharing in (PromptSharing(False, "not asked for"), trainer.sharing):
@@ -95,7 +95,7 @@ def test_a_training_has_the_losses_of_rows_apart(beta: float, tiny_model: Path, 
     completions and in the second one."""
     apart, together = (
         train_here(
-            job_of(tiny_model, tmp_path / str(shared), shared_prompt=shared, beta=beta, num_iterations=2),
+            make_job(tiny_model, tmp_path / str(shared), shared_prompt=shared, beta=beta, num_iterations=2),
             tmp_path / f"{shared}-run",
         )
         for shared in (False, True)
@@ -114,7 +114,7 @@ def test_a_training_has_the_losses_of_rows_apart(beta: float, tiny_model: Path, 
 
 
 def test_auto_shares_where_a_batch_gets_smaller(tiny_model: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(tiny_model, tmp_path)
+    trainer = make_trainer(tiny_model, tmp_path)
     ids_BT, shown_BT = make_completions()
     long_BT, long_shown_BT = (torch.cat([part[:, :5].repeat(1, 8), part[:, 5:]], 1) for part in (ids_BT, shown_BT))
     for ids, mask, pays in ((long_BT, long_shown_BT, True), (ids_BT[:2], shown_BT[:2], False)):
@@ -123,7 +123,7 @@ def test_auto_shares_where_a_batch_gets_smaller(tiny_model: Path, tmp_path: Path
 
 
 def test_a_model_that_cannot_share_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
-    model: Any = load_base(job_of(tiny_model, tmp_path), "cpu")
+    model: Any = load_base(make_job(tiny_model, tmp_path), "cpu")
     model.config._attn_implementation = "flash_attention_2"
     assert choose_sharing("auto", model, 16).used is False
     with pytest.raises(InvalidInput, match="E-BATCH: The prompts cannot be shared: the attention kernel"):

@@ -13,8 +13,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.selection import by_default
-from tests.small_jobs import MAX_LENGTH, Jobs, Ran, labelled_rows, preference_rows, train_as_child, train_here
+from tests.selection import choose_by_default
+from tests.small_jobs import MAX_LENGTH, Jobs, Ran, make_labelled_rows, preference_rows, train_as_child, train_here
 from trainyard.backends.trl.backend import BACKEND
 from trainyard.backends.trl.data import ENCODERS
 from trainyard.backends.trl.stages import STAGES, Neighbours
@@ -138,7 +138,7 @@ def test_kto_of_whole_weights_has_a_reference_that_stays(jobs: Jobs, tmp_path: P
     assert (ran.folder / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("stage", by_default(["reward"], PORTS))
+@pytest.mark.parametrize("stage", choose_by_default(["reward"], PORTS))
 def test_stage_continues_the_adapter_of_an_earlier_one(stage: str, jobs: Jobs, sft_run: Ran, tmp_path: Path) -> None:
     """KTO's reference is the earlier stage; a reward model gets its score beside the earlier adapter's matrices."""
     ran = train_here(jobs(PORTS[stage], stage=stage, adapter=sft_run.folder), tmp_path)
@@ -157,8 +157,8 @@ def as_natively(jobs: Jobs, folder: Path, port: Port, **config: Any) -> tuple[Ra
     return train_here(jobs(port, backend="trl", **config), folder / "trl"), native
 
 
-@pytest.mark.parametrize("stage", by_default(["kto"], PORTS))
-@pytest.mark.parametrize("method", by_default(["lora"], ["lora", "full"]))
+@pytest.mark.parametrize("stage", choose_by_default(["kto"], PORTS))
+@pytest.mark.parametrize("method", choose_by_default(["lora"], ["lora", "full"]))
 def test_curve_and_result_are_those_of_the_native_engine(stage: str, method: str, jobs: Jobs, tmp_path: Path) -> None:
     """Stage kto draws the same batches in both; the pairs of a reward do not see each other, and here one batch holds
     all of them."""
@@ -189,7 +189,7 @@ def test_curve_and_result_are_those_of_the_native_engine(stage: str, method: str
         torch.testing.assert_close(trl_weights[name], value, atol=2e-4, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("stage", by_default(["kto"], PORTS))
+@pytest.mark.parametrize("stage", choose_by_default(["kto"], PORTS))
 def test_accumulation_and_recomputed_activations_change_no_number(stage: str, jobs: Jobs, tmp_path: Path) -> None:
     """Of a reward; KTO's KL belongs to the micro-batch, so there only the recomputation can be compared."""
     rows = 4 if stage == "kto" else 2
@@ -201,7 +201,7 @@ def test_accumulation_and_recomputed_activations_change_no_number(stage: str, jo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", by_default(["kto"], PORTS))
+@pytest.mark.parametrize("stage", choose_by_default(["kto"], PORTS))
 def test_half_precision_begins_at_the_same_loss(stage: str, jobs: Jobs, tmp_path: Path) -> None:
     """`auto` measures both number formats on this stage's own model before it chooses one."""
     first = {
@@ -215,7 +215,7 @@ def test_half_precision_begins_at_the_same_loss(stage: str, jobs: Jobs, tmp_path
     assert first["auto"] in (first["fp32"], first["bf16"])
 
 
-@pytest.mark.parametrize("stage", by_default(["kto"], ["dpo", "kto", "reward"]))
+@pytest.mark.parametrize("stage", choose_by_default(["kto"], ["dpo", "kto", "reward"]))
 def test_stage_trains_through_a_quantised_base(stage: str, jobs: Jobs, tmp_path: Path) -> None:
     """And is saved, stopped and resumed to the same curve."""
     method = {"type": "qlora", "dropout": 0.0}
@@ -252,7 +252,7 @@ def test_adapter_on_the_output_layer_is_refused_where_trl_would_not_train_it(job
 
 
 def test_row_that_would_be_alone_in_its_batch_is_left_out_and_another_in_each_pass(jobs: Jobs, tmp_path: Path) -> None:
-    row_jobs = reading(jobs, tmp_path, Port.LABELLED, labelled_rows()[:5])
+    row_jobs = reading(jobs, tmp_path, Port.LABELLED, make_labelled_rows()[:5])
     ran = train_here(row_jobs(Port.LABELLED, stage="kto", hyperparameters={"batch_size": 2}), tmp_path / "run")
     assert ran.record["steps"] == 4
     (warning,) = ran.of("warning")
@@ -275,20 +275,20 @@ def test_batch_of_one_is_refused_by_stage_kto(jobs: Jobs, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("label", "kind"), [(True, "desirable"), (False, "undesirable")])
 def test_rows_of_one_verdict_are_refused(label: bool, kind: str, jobs: Jobs, tmp_path: Path) -> None:
-    rows: list[Row] = [row for row in labelled_rows() if isinstance(row, LabelledRow) and row.label is label]
+    rows: list[Row] = [row for row in make_labelled_rows() if isinstance(row, LabelledRow) and row.label is label]
     job = reading(jobs, tmp_path, Port.LABELLED, rows)(Port.LABELLED, stage="kto")
     with pytest.raises(InvalidInput, match=f"E-BATCH: All 12 rows are {kind}; .*rows with the other label"):
         train_here(job, tmp_path / "run")
 
 
-def one_sided(question: str) -> PreferenceRow:
+def make_equal_pair(question: str) -> PreferenceRow:
     """A pair whose answers are the same."""
     answer = [Message("assistant", "It reads.")]
     return PreferenceRow([Message("user", question)], answer, answer)
 
 
 def test_one_sided_pairs_are_counted_and_teach_nothing(jobs: Jobs, tmp_path: Path) -> None:
-    rows = [*preference_rows(), one_sided("What is node 3?"), one_sided("What is node 4?")]
+    rows = [*preference_rows(), make_equal_pair("What is node 3?"), make_equal_pair("What is node 4?")]
     job = reading(jobs, tmp_path, Port.PREFERENCE, rows)(
         Port.PREFERENCE, stage="reward", hyperparameters={"max_steps": 1}
     )
@@ -298,7 +298,7 @@ def test_one_sided_pairs_are_counted_and_teach_nothing(jobs: Jobs, tmp_path: Pat
 
 
 def test_only_one_sided_pairs_are_refused(jobs: Jobs, tmp_path: Path) -> None:
-    job = reading(jobs, tmp_path, Port.PREFERENCE, [one_sided("What?")])(Port.PREFERENCE, stage="reward")
+    job = reading(jobs, tmp_path, Port.PREFERENCE, [make_equal_pair("What?")])(Port.PREFERENCE, stage="reward")
     with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: .* none of 1 rows has a token to learn.* 1 dropped_same"):
         train_here(job, tmp_path / "run")
 

@@ -136,16 +136,16 @@ def test_a_cancelled_training_continues_in_its_own_run_to_the_same_bits_and_in_n
         load_settings(home=home),
     )
 
-    def training_of(run: str, tenant: str, until: int = 1_000) -> Training:
+    def make_training(run: str, tenant: str, until: int = 1_000) -> Training:
         return Training(job.model_copy(update={"run": run, "tenant": tenant}), settings, until)
 
-    cancelled = training_of("cancelled-run", "acme", until=12)
+    cancelled = make_training("cancelled-run", "acme", until=12)
     with pytest.raises(TrainingStopped, match="its checkpoint is kept"):
         cancelled.run(tmp_path / "cancelled")
     stopped, log = max(cancelled.steps()), work_folder(cancelled.job, settings) / LOG_FILE
     assert 12 <= stopped < 60
     lines = log.read_text()
-    other_trainings = [training_of("of-another-tenant", "beta"), training_of("of-the-same", "acme")]
+    other_trainings = [make_training("of-another-tenant", "beta"), make_training("of-the-same", "acme")]
     weights = {training.run(tmp_path / training.job.run) for training in other_trainings}
     for training in other_trainings:
         assert training.restarted_from is None
@@ -153,7 +153,7 @@ def test_a_cancelled_training_continues_in_its_own_run_to_the_same_bits_and_in_n
         work = work_folder(training.job, settings)
         assert not [path for path in (work / LOG_FILE, work / EVENTS_FILE) if "cancelled-run" in path.read_text()]
     assert log.read_text() == lines
-    resumed = training_of("cancelled-run", "acme")
+    resumed = make_training("cancelled-run", "acme")
     weights.add(resumed.run(tmp_path / "resumed"))
     assert resumed.restarted_from["step"] == stopped
     assert resumed.steps() == list(range(stopped + 1, 61))

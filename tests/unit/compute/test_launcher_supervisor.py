@@ -34,13 +34,13 @@ class Crew:
         launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), program, str(self.folder)]
         argv = [sys.executable, "-m", SUPERVISOR, str(self.folder), str(SIZE), "--", *launcher]
 
-        def desired_state() -> DesiredState:
+        def read_desired_state() -> DesiredState:
             return DesiredState.PAUSE if stop and (self.folder / stop).exists() else DesiredState.RUN
 
         return supervise(
             argv,
             self.folder,
-            desired_state=desired_state,
+            desired_state=read_desired_state,
             on_event=self.events.append,
             poll_s=0.05,
             **options,  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def test_a_signal_to_everybody_lets_the_first_save(crew: Crew) -> None:
     """As when a machine is taken back: the launcher gets the signal too, and must not end who is saving."""
     signalled = list[int]()
 
-    def desired_state() -> DesiredState:
+    def read_desired_state() -> DesiredState:
         if len(read_notes(crew.folder)) == SIZE and not signalled:
             time.sleep(0.2)
             child = supervisor(crew.folder)
@@ -102,7 +102,7 @@ def test_a_signal_to_everybody_lets_the_first_save(crew: Crew) -> None:
 
     launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "saves_slowly", str(crew.folder)]
     argv = [sys.executable, "-m", SUPERVISOR, str(crew.folder), str(SIZE), "--", *launcher]
-    outcome = supervise(argv, crew.folder, desired_state=desired_state, poll_s=0.05)
+    outcome = supervise(argv, crew.folder, desired_state=read_desired_state, poll_s=0.05)
     assert len(signalled) == SIZE + 2
     assert (outcome.status, outcome.reason) == (Status.STOPPED, "saved")
     assert (crew.folder / "saved").exists()
@@ -149,14 +149,14 @@ def test_a_launcher_that_starts_nothing_is_reported(tmp_path: Path) -> None:
 def test_nothing_survives_a_killed_supervisor(crew: Crew) -> None:
     """The launcher dies with it; the processes are told by the kernel, and the first one ends at a safe point."""
 
-    def desired_state() -> DesiredState:
+    def read_desired_state() -> DesiredState:
         if (crew.folder / "at-1").exists():
             supervisor(crew.folder).kill()
         return DesiredState.RUN
 
     launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "stops", str(crew.folder)]
     argv = [sys.executable, "-m", SUPERVISOR, str(crew.folder), str(SIZE), "--", *launcher]
-    outcome = supervise(argv, crew.folder, desired_state=desired_state, poll_s=0.05)
+    outcome = supervise(argv, crew.folder, desired_state=read_desired_state, poll_s=0.05)
     assert outcome.status is Status.FAILED
     assert wait_until_gone(crew.pids())
 

@@ -46,7 +46,7 @@ def run(folder: Path, body: str, **options: Any) -> tuple[Outcome, list[dict[str
     return result, events
 
 
-def names(events: list[dict[str, Any]]) -> list[str]:
+def list_names(events: list[dict[str, Any]]) -> list[str]:
     return [event["event"] for event in events]
 
 
@@ -63,7 +63,7 @@ def wait_until_gone(pid: int, within_s: float = 30.0) -> bool:
     return False
 
 
-def once_working(folder: Path, then: DesiredState) -> Callable[[], DesiredState]:
+def wait_for_work(folder: Path, then: DesiredState) -> Callable[[], DesiredState]:
     """Wait until the child has reported a step: before, it does not listen to a stop yet."""
     events = folder / EVENTS_FILE
     return lambda: then if events.is_file() and b'"progress"' in events.read_bytes() else DesiredState.RUN
@@ -81,14 +81,14 @@ for step in range(10_000):
 def test_done_child_hands_over_its_events_in_order(tmp_path: Path) -> None:
     result, events = run(tmp_path, "for step in range(3): events.emit('progress', step=step, loss=float('nan'))")
     assert (result.status, result.exit_code, result.error) == (Status.DONE, 0, None)
-    assert names(events) == ["started", "progress", "progress", "progress", "done"]
+    assert list_names(events) == ["started", "progress", "progress", "progress", "done"]
     assert [event["step"] for event in events[1:4]] == [0, 1, 2]
     assert events[1]["loss"] is None
 
 
 @pytest.mark.parametrize("desired", [DesiredState.PAUSE, DesiredState.CANCEL])
 def test_a_wanted_stop_ends_with_75_and_its_reason(tmp_path: Path, desired: DesiredState) -> None:
-    result, events = run(tmp_path, WORK_UNTIL_STOPPED, desired_state=once_working(tmp_path, desired))
+    result, events = run(tmp_path, WORK_UNTIL_STOPPED, desired_state=wait_for_work(tmp_path, desired))
     assert (result.status, result.exit_code, result.reason) == (Status.STOPPED, 75, desired.value)
     assert events[-1]["event"] == "stopped"
     assert events[-1]["step"] > 0
@@ -109,7 +109,7 @@ worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]
 events.emit("progress", worker=worker.pid)
 time.sleep(600)
 """
-    result, events = run(tmp_path, body, desired_state=once_working(tmp_path, DesiredState.PAUSE), grace_s=0.5)
+    result, events = run(tmp_path, body, desired_state=wait_for_work(tmp_path, DesiredState.PAUSE), grace_s=0.5)
     assert (result.status, result.reason, result.killed) == (Status.STOPPED, "pause", True)
     assert wait_until_gone(events[1]["worker"])
 
@@ -193,7 +193,7 @@ def test_bars_of_the_libraries_are_not_in_the_log(tmp_path: Path) -> None:
 def test_faultpoint_kills_at_its_name_and_pass_only(tmp_path: Path, fault: str | None, emitted: int) -> None:
     body = "for _ in range(3): faultpoint('a'); events.emit('between'); faultpoint('b')"
     result, events = run(tmp_path, body, env={"TRAINYARD_FAULT": fault} if fault else {})
-    assert names(events).count("between") == emitted
+    assert list_names(events).count("between") == emitted
     assert result.exit_code == (-9 if emitted < 3 else 0)
 
 
@@ -202,12 +202,12 @@ def test_a_flood_of_log_does_not_hold_the_loop(tmp_path: Path, mebibytes: int) -
     """Polls go on while the child floods its log: a loop that carried the log itself would stand for all of it."""
     polls: list[float] = []
 
-    def desired_state() -> DesiredState:
+    def read_desired_state() -> DesiredState:
         polls.append(time.monotonic())
         return DesiredState.RUN
 
     body = f"block = 'x' * (1 << 20)\nfor _ in range({mebibytes}): print(block)"
-    result, _ = run(tmp_path, body, desired_state=desired_state)
+    result, _ = run(tmp_path, body, desired_state=read_desired_state)
     assert result.status is Status.DONE
     assert (tmp_path / LOG_FILE).stat().st_size > mebibytes << 20
     assert max((b - a for a, b in itertools.pairwise(polls)), default=0.0) < 3.0  # 0.1 s on idle cores
@@ -251,7 +251,7 @@ def test_restart_reads_only_new_events_and_forgets_the_old_error(tmp_path: Path)
     run(tmp_path, "raise RuntimeError('first')")
     result, events = run(tmp_path, "events.emit('progress', step=1)")
     assert (result.status, result.error) == (Status.DONE, None)
-    assert names(events) == ["started", "progress", "done"]
+    assert list_names(events) == ["started", "progress", "done"]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(1, 5))
@@ -273,8 +273,8 @@ def test_tail_reports_garbage_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "events"
     path.write_bytes(b'not json\n[1]\n\n{"event":"a"}\n{"event":"b"}')
     tail = EventTail(path)
-    assert names(tail.read()) == ["warning", "warning", "a"]
-    assert names(list(tail.read_rest())) == ["b"]
+    assert list_names(tail.read()) == ["warning", "warning", "a"]
+    assert list_names(list(tail.read_rest())) == ["b"]
 
 
 def test_tail_skips_a_line_without_end(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_tail_skips_a_line_without_end(tmp_path: Path) -> None:
     assert "longer than 1 MiB" in tail.read()[0]["text"]
     with path.open("ab") as stream:
         stream.write(b'yyy\n{"event":"a"}\n')
-    assert names(tail.read()) == ["a"]
+    assert list_names(tail.read()) == ["a"]
 
 
 def test_tail_starts_again_when_the_file_is_replaced(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_tail_starts_again_when_the_file_is_replaced(tmp_path: Path) -> None:
     tail = EventTail(path)
     tail.read()
     path.write_bytes(b'{"event":"b"}\n')
-    assert names(tail.read()) == ["b"]
+    assert list_names(tail.read()) == ["b"]
 
 
 def test_a_child_knows_the_run_that_it_belongs_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainyard.compute.tail import LineTail
+from trainyard.compute.events import LineTail
 
 
 def test_a_line_comes_when_it_is_whole_and_once(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.data.test_generation import accounting, documents_in, rows_of, silent, three_pages
+from tests.unit.data.test_generation import accounting, documents_in, read_port_rows, silent, three_pages
 from trainyard.data.generation.candidates import keep_best, read_candidates, select_best
 from trainyard.data.generation.generate import generate
 from trainyard.serve.client.client import Completer
@@ -31,7 +31,7 @@ def ask(
     return produced, server
 
 
-def stored_candidates(tmp_path: Path) -> list[Any]:
+def read_stored_candidates(tmp_path: Path) -> list[Any]:
     return list(read_candidates(tmp_path / "sft" / "candidates.jsonl"))
 
 
@@ -44,8 +44,8 @@ def schemas(server: ScriptedServer) -> list[str]:
 @pytest.mark.parametrize("template", ["qa", "instruction", "code"])
 def test_each_question_is_answered_n_times(template: str, tmp_path: Path) -> None:
     produced, server = ask(tmp_path, template=template)
-    pairs = {row.pair for row in rows_of(tmp_path)}
-    candidates = stored_candidates(tmp_path)
+    pairs = {row.pair for row in read_port_rows(tmp_path)}
+    candidates = read_stored_candidates(tmp_path)
     assert {candidate.pair for candidate in candidates} == pairs
     assert {len(candidate.answers) for candidate in candidates} == {3}
     assert produced.facts["candidates"] == {"best_of": 3, "drawn": 3 * len(pairs), "missing": 0}
@@ -57,7 +57,7 @@ def test_each_question_is_answered_n_times(template: str, tmp_path: Path) -> Non
 
 def test_the_first_answer_is_not_shown_to_who_answers_again(tmp_path: Path) -> None:
     _, server = ask(tmp_path, documents=documents_in(tmp_path / "d", ["A page about boxes."]), count=3, concurrency=1)
-    (row, *_) = rows_of(tmp_path)
+    (row, *_) = read_port_rows(tmp_path)
     _, *again = server.requests
     assert len(again) == 2
     for request in again:
@@ -75,7 +75,7 @@ def test_an_answer_that_is_not_there_costs_no_row(bad: Behaviour, tmp_path: Path
     produced, _ = ask(tmp_path, [ok(), bad], documents=documents, count=3, concurrency=1)
     assert produced.facts["kept"] == 3
     assert produced.facts["candidates"] == {"best_of": 3, "drawn": 2, "missing": 1}
-    assert [len(candidate.answers) for candidate in stored_candidates(tmp_path)] == [2]
+    assert [len(candidate.answers) for candidate in read_stored_candidates(tmp_path)] == [2]
 
 
 def test_answers_of_another_number_than_the_questions_are_nobodys(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_answers_of_another_number_than_the_questions_are_nobodys(tmp_path: Path
 
     documents = documents_in(tmp_path / "d", ["One text."])
     produced, _ = ask(tmp_path, [ok(short)] * 3, documents=documents, count=6, concurrency=1)
-    assert [candidate.answers for candidate in stored_candidates(tmp_path)] == [["So 0."], ["So 1."]]
+    assert [candidate.answers for candidate in read_stored_candidates(tmp_path)] == [["So 0."], ["So 1."]]
     assert produced.facts["candidates"] == {"best_of": 3, "drawn": 2, "missing": 4}
 
 
@@ -109,7 +109,7 @@ def test_equal_answers_are_scored_once(tmp_path: Path) -> None:
 
     documents = documents_in(tmp_path / "d", ["One text."])
     produced, _ = ask(tmp_path, [ok(same)] * 3, documents=documents, count=3, concurrency=1)
-    assert [candidate.answers for candidate in stored_candidates(tmp_path)] == [["So."]]
+    assert [candidate.answers for candidate in read_stored_candidates(tmp_path)] == [["So."]]
     assert produced.facts["candidates"]["drawn"] == 3
 
 
@@ -123,10 +123,10 @@ def test_one_answer_leaves_no_trace(tmp_path: Path) -> None:
 
 def test_the_best_answer_takes_the_place_of_the_first_in_every_wording(tmp_path: Path) -> None:
     ask(tmp_path, count=12)
-    candidates, before = stored_candidates(tmp_path), rows_of(tmp_path)
+    candidates, before = read_stored_candidates(tmp_path), read_port_rows(tmp_path)
     scores = itertools.cycle([[0.0, 2.0, 1.0], [5.0, None, 1.0], [None, None, None]])
     facts = keep_best(tmp_path / "sft", Port.SFT, itertools.islice(scores, len(candidates)))
-    after = rows_of(tmp_path)
+    after = read_port_rows(tmp_path)
     assert len(candidates) == 4
     assert [(row.pair, row.split, row.messages[0]) for row in after] == [
         (row.pair, row.split, row.messages[0]) for row in before

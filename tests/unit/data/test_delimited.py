@@ -19,7 +19,7 @@ from trainyard.errors import InvalidInput, LimitExceeded
 CABLES = [f"How long is cable {n}?,About {n} cm." for n in range(400)]
 
 
-def table(rows: list[str], header: str = "instruction,output") -> str:
+def make_table(rows: list[str], header: str = "instruction,output") -> str:
     return "".join(f"{line}\n" for line in (header, *rows))
 
 
@@ -43,12 +43,12 @@ def test_a_quote_that_is_never_closed_is_refused_with_its_line(
 ) -> None:
     rows = [changes.get(number, row) for number, row in enumerate(CABLES)]
     with pytest.raises(InvalidInput, match=f"E-DATA-UNREADABLE: rows.csv has a quote in line {lines}"):
-        read_text(tmp_path, table(rows), "rows.csv")
+        read_text(tmp_path, make_table(rows), "rows.csv")
 
 
 def test_a_long_text_in_quotes_is_a_row_and_a_bad_row_shows_its_text(tmp_path: Path) -> None:
     poem = "\n".join(f"A line, and another {n}" for n in range(90))
-    result = read_text(tmp_path, table([f'Say it,"{poem}"', "only one field", "a,b"]), "rows.csv")
+    result = read_text(tmp_path, make_table([f'Say it,"{poem}"', "only one field", "a,b"]), "rows.csv")
     assert pairs(result) == [("Say it", poem), ("a", "b")]
     assert [(entry["line"], entry["reason"], entry["row"]) for entry in result.quarantine] == [
         (92, "wrong_columns", "only one field\n")
@@ -68,7 +68,7 @@ def test_a_table_in_the_code_page_of_windows_is_read_and_the_report_says_so(
     tmp_path: Path, text: str, encoding: str
 ) -> None:
     result = read_text(
-        tmp_path, table([f"{text} {n},ok {n}" for n in range(30)], "prompt,completion").encode("cp1252"), "a.csv"
+        tmp_path, make_table([f"{text} {n},ok {n}" for n in range(30)], "prompt,completion").encode("cp1252"), "a.csv"
     )
     assert result.rows[3].messages[0].content == f"{text} 3"
     assert (result.facts["encoding"], result.facts["notes"]) == (encoding, ["read as windows-1252, as it is not UTF-8"])
@@ -92,7 +92,7 @@ def test_another_code_page_is_not_taken_for_it(tmp_path: Path, text: str, encodi
 
 
 def test_broken_bytes_in_utf8_are_bad_rows(tmp_path: Path) -> None:
-    content = table([f"größer {n},é" for n in range(9)], "prompt,completion").encode() + b"caf\xe9,x\n"
+    content = make_table([f"größer {n},é" for n in range(9)], "prompt,completion").encode() + b"caf\xe9,x\n"
     result = read_text(tmp_path, content, "rows.csv")
     assert (len(result.rows), result.reasons, result.facts["encoding"]) == (9, ["not_utf8"], "utf-8")
 
@@ -125,7 +125,7 @@ def test_tables_as_people_write_them(tmp_path: Path, name: str, text: str, note:
 
 
 def test_quotes_that_a_backslash_escapes(tmp_path: Path) -> None:
-    text = table([f'"He said \\"hi\\" {n}, C:\\new",a{n}' for n in range(5)], "prompt,completion")
+    text = make_table([f'"He said \\"hi\\" {n}, C:\\new",a{n}' for n in range(5)], "prompt,completion")
     result = read_text(tmp_path, text, "rows.csv")
     assert pairs(result)[2] == ('He said "hi" 2, C:\\new', "a2")
     assert result.facts["notes"] == ["quotes are escaped by a backslash"]
@@ -133,7 +133,7 @@ def test_quotes_that_a_backslash_escapes(tmp_path: Path) -> None:
 
 def test_texts_that_look_like_json_stay_texts_in_csv(tmp_path: Path) -> None:
     rows = [{"instruction": "Sort.", "input": "[3, 1]", "output": '[{"name": "Ann"}]'}]
-    lines = table(['Sort.,"[3, 1]","[{""name"": ""Ann""}]"'], "instruction,input,output")
+    lines = make_table(['Sort.,"[3, 1]","[{""name"": ""Ann""}]"'], "instruction,input,output")
     assert pairs(read_text(tmp_path, lines, "rows.csv")) == pairs(read_text(tmp_path, json_lines(*rows)))
     turns = [{"role": "user", "content": "Why?"}]
     quoted = json.dumps(turns).replace('"', '""')

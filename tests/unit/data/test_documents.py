@@ -44,7 +44,7 @@ def pdf(text: str, *, title: str = "", password: str = "") -> bytes:
     return stream.getvalue()
 
 
-def word() -> bytes:
+def write_word() -> bytes:
     document = docx.Document()
     document.add_heading("Rails", 0)
     document.add_paragraph("Iron bars.")
@@ -85,7 +85,7 @@ bars.<br>Two.</p><!-- hidden --><ul><li>Wide</li><li>Narrow</li></ul><pre>a
             "| Name | Width |\n| --- | --- |\n| Standard | 1435 |\n",
         ),
         (
-            "a.docx", word(), "docx", "Rails",
+            "a.docx", write_word(), "docx", "Rails",
             "# Rails\n\nIron bars.\n\n## Gauge\n\n- Wide\n\n| Name | Width |\n| --- | --- |\n| Standard | 1435 mm |\n",
         ),
     ],
@@ -414,7 +414,7 @@ def strict(data: bytes) -> bytes:
 
 
 def test_a_docx_in_the_strict_form_is_read_like_any_other() -> None:
-    for data in (word(), word_with_boxes()):
+    for data in (write_word(), word_with_boxes()):
         with pytest.raises(KeyError, match="no relationship"):
             docx.Document(io.BytesIO(strict(data)))
         plain, same = (documents.read_document(file_bytes, "a.docx") for file_bytes in (data, strict(data)))

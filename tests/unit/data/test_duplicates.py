@@ -21,11 +21,11 @@ from trainyard.data.rows import Message, Row, SftRow, TextRow
 VOCABULARY = [f"w{number}" for number in range(2000)]
 
 
-def text(chance: random.Random, size: int = 60) -> list[str]:
+def make_text(chance: random.Random, size: int = 60) -> list[str]:
     return chance.choices(VOCABULARY, k=size)
 
 
-def near(texts: list[str], threshold: float = 0.9, pairs: list[int] | None = None) -> dict[int, int]:
+def find_near(texts: list[str], threshold: float = 0.9, pairs: list[int] | None = None) -> dict[int, int]:
     shingles = Shingles()
     for start in range(0, len(texts), 7):
         shingles.add_words(split_words(pa.array(texts[start : start + 7], pa.string())))
@@ -84,37 +84,37 @@ def test_what_makes_rows_equal(first: Row, other: Row, same: bool) -> None:
 
 def test_a_changed_word_in_a_long_text() -> None:
     chance = random.Random(1)
-    base_text, two = text(chance), text(chance)
+    base_text, two = make_text(chance), make_text(chance)
     copy = [*base_text[:30], "other", *base_text[31:]]
-    assert near([" ".join(base_text), " ".join(two), " ".join(copy)]) == {2: 0}
-    assert near([" ".join(base_text), " ".join(two), " ".join(copy)], threshold=0.95) == {}
+    assert find_near([" ".join(base_text), " ".join(two), " ".join(copy)]) == {2: 0}
+    assert find_near([" ".join(base_text), " ".join(two), " ".join(copy)], threshold=0.95) == {}
 
 
 def test_case_and_punctuation_do_not_count() -> None:
-    base_text = " ".join(text(random.Random(2)))
-    assert near([base_text, base_text.upper().replace(" ", ", ") + "!"], threshold=1.0) == {1: 0}
+    base_text = " ".join(make_text(random.Random(2)))
+    assert find_near([base_text, base_text.upper().replace(" ", ", ") + "!"], threshold=1.0) == {1: 0}
 
 
 def test_the_order_of_words_counts() -> None:
-    base_text = text(random.Random(3))
-    assert near([" ".join(base_text), " ".join(reversed(base_text))], threshold=0.5) == {}
+    base_text = make_text(random.Random(3))
+    assert find_near([" ".join(base_text), " ".join(reversed(base_text))], threshold=0.5) == {}
 
 
 def test_one_word_texts_and_texts_without_words() -> None:
-    assert near(["one", "One!", "two", "", "?", "one two"]) == {1: 0}
-    assert near([]) == {}
-    assert near(["", ""]) == {}
+    assert find_near(["one", "One!", "two", "", "?", "one two"]) == {1: 0}
+    assert find_near([]) == {}
+    assert find_near(["", ""]) == {}
 
 
 def test_wordings_of_one_question_are_not_duplicates() -> None:
-    base_text = " ".join(text(random.Random(4)))
-    assert near([base_text, base_text, base_text], pairs=[5, 5, 6]) == {2: 0}
-    assert near([base_text, base_text], pairs=[0, 0]) == {1: 0}
+    base_text = " ".join(make_text(random.Random(4)))
+    assert find_near([base_text, base_text, base_text], pairs=[5, 5, 6]) == {2: 0}
+    assert find_near([base_text, base_text], pairs=[0, 0]) == {1: 0}
 
 
 def test_a_duplicate_of_a_second_wording_is_found() -> None:
     chance = random.Random(5)
-    base_text = text(chance)
+    base_text = make_text(chance)
     two = [*base_text[:20], "x", *base_text[21:]]
     three = [*base_text[:20], "x", *base_text[21:40], "y", *base_text[41:]]
     assert (
@@ -122,21 +122,21 @@ def test_a_duplicate_of_a_second_wording_is_found() -> None:
         < 0.92
         <= exact_similarity(" ".join(two), " ".join(three))
     )
-    assert near([" ".join(x) for x in (base_text, two, three)], threshold=0.92, pairs=[1, 1, 2]) == {2: 1}
+    assert find_near([" ".join(x) for x in (base_text, two, three)], threshold=0.92, pairs=[1, 1, 2]) == {2: 1}
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([0.5, 0.7, 0.8, 0.9, 0.95]))
 def test_dropped_rows_are_similar_to_a_kept_one_and_similar_rows_are_found(seed: int, threshold: float) -> None:
     chance = random.Random(seed)
-    texts = [text(chance, chance.randint(20, 60)) for _ in range(12)]
+    texts = [make_text(chance, chance.randint(20, 60)) for _ in range(12)]
     for _ in range(12):
         copy = list(chance.choice(texts))
         for _ in range(chance.randint(0, 6)):
             copy[chance.randrange(len(copy))] = chance.choice(VOCABULARY)
         texts.append(copy)
     lines = [" ".join(each) for each in texts]
-    duplicate_of = near(lines, threshold)
+    duplicate_of = find_near(lines, threshold)
     for row, earlier in duplicate_of.items():
         assert earlier < row
         assert earlier not in duplicate_of
@@ -174,37 +174,37 @@ def test_jaccard_of_sets() -> None:
 def test_work_is_bounded_where_thousands_are_alike() -> None:
     """Rows that are all a little under the threshold of each other are compared with 256 others, not with all."""
     chance = random.Random(6)
-    shared = text(chance, 80)
+    shared = make_text(chance, 80)
     lines = []
     for _ in range(700):
         copy = list(shared)
         for position in chance.sample(range(80), 3):
             copy[position] = chance.choice(VOCABULARY)
         lines.append(" ".join(copy))
-    assert near(lines, 0.95) == {}
+    assert find_near(lines, 0.95) == {}
 
 
 # --- in the validator -----------------------------------------------------------------------------------------------
 
 
 def long_answer(seed: int, change: int | None = None) -> str:
-    answer_words = text(random.Random(seed), 60)
+    answer_words = make_text(random.Random(seed), 60)
     if change is not None:
         answer_words[change] = "changed"
     return " ".join(answer_words)
 
 
-def validated(tmp_path: Path, rows: list[Any], **more: Any) -> dict[str, int]:
+def count_dropped(tmp_path: Path, rows: list[Any], **more: Any) -> dict[str, int]:
     return dict(run(rows, tmp_path, near_duplicates=0.9, **more).facts["dropped"])
 
 
 def test_near_duplicates_of_each_shape(tmp_path: Path) -> None:
     answer, same = long_answer(1), long_answer(1, change=5)
-    assert validated(tmp_path / "sft", [qa("q?", answer), qa("q?", same)]) == {"near_duplicate": 1}
-    assert validated(tmp_path / "text", [TextRow(answer), TextRow(same)]) == {"near_duplicate": 1}
+    assert count_dropped(tmp_path / "sft", [qa("q?", answer), qa("q?", same)]) == {"near_duplicate": 1}
+    assert count_dropped(tmp_path / "text", [TextRow(answer), TextRow(same)]) == {"near_duplicate": 1}
     rows = [preference("q?", answer, "bad"), preference("q?", same, "bad")]
-    assert validated(tmp_path / "pref", rows) == {"near_duplicate": 1}
-    assert validated(tmp_path / "kto", [labelled("q?", answer), labelled("q?", same)]) == {"near_duplicate": 1}
+    assert count_dropped(tmp_path / "pref", rows) == {"near_duplicate": 1}
+    assert count_dropped(tmp_path / "kto", [labelled("q?", answer), labelled("q?", same)]) == {"near_duplicate": 1}
 
 
 def test_the_quarantine_names_the_row_that_is_repeated(tmp_path: Path) -> None:
@@ -214,23 +214,23 @@ def test_the_quarantine_names_the_row_that_is_repeated(tmp_path: Path) -> None:
 
 
 def test_other_answers_about_one_long_context_are_kept(tmp_path: Path) -> None:
-    context = " ".join(text(random.Random(8), 300))
-    assert validated(tmp_path, [qa(context, "yes it is"), qa(context, "no it never was")]) == {}
-    assert validated(tmp_path / "same", [qa(context + " a", "yes it is"), qa(context, "yes it is")]) == {
+    context = " ".join(make_text(random.Random(8), 300))
+    assert count_dropped(tmp_path, [qa(context, "yes it is"), qa(context, "no it never was")]) == {}
+    assert count_dropped(tmp_path / "same", [qa(context + " a", "yes it is"), qa(context, "yes it is")]) == {
         "near_duplicate": 1
     }
 
 
 def test_a_shared_system_message_does_not_make_rows_alike(tmp_path: Path) -> None:
-    system = Message("system", " ".join(text(random.Random(9), 300)))
+    system = Message("system", " ".join(make_text(random.Random(9), 300)))
     rows = [SftRow([system, *qa(f"question {name}", "the same long answer").messages]) for name in ("one", "two")]
-    assert validated(tmp_path, rows) == {}
+    assert count_dropped(tmp_path, rows) == {}
 
 
 def test_wordings_of_a_pair_stay(tmp_path: Path) -> None:
     rows = [qa("q?", long_answer(1), pair="p", doc_id="d"), qa("q!", long_answer(1), pair="p", doc_id="d")]
-    assert validated(tmp_path, rows) == {}
+    assert count_dropped(tmp_path, rows) == {}
     rows[1].pair = "other"
-    assert validated(tmp_path / "2", rows) == {"near_duplicate": 1}
+    assert count_dropped(tmp_path / "2", rows) == {"near_duplicate": 1}
     rows[1].pair, rows[1].doc_id = "p", "e"
-    assert validated(tmp_path / "3", rows) == {"near_duplicate": 1}
+    assert count_dropped(tmp_path / "3", rows) == {"near_duplicate": 1}

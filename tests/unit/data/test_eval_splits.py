@@ -8,15 +8,15 @@ from trainyard.data.quality.sets import first_rows, row_order
 from trainyard.data.rows import Message, SftRow, TextRow
 
 
-def row(question: str, **fields: str) -> SftRow:
+def make_row(question: str, **fields: str) -> SftRow:
     return SftRow([Message("user", question), Message("assistant", "yes")], **fields)
 
 
-ROWS = [row(f"question {n}", doc_id=f"d{n}", source=f"file:{n}") for n in range(1000)]
+ROWS = [make_row(f"question {n}", doc_id=f"d{n}", source=f"file:{n}") for n in range(1000)]
 
 
 def test_the_order_is_that_of_the_content_and_the_seed() -> None:
-    same = row("question 1", doc_id="elsewhere", source="other:9", split="unseen_documents")
+    same = make_row("question 1", doc_id="elsewhere", source="other:9", split="unseen_documents")
     assert row_order(ROWS[1], 42) == row_order(same, 42)
     assert row_order(ROWS[1], 42) != row_order(ROWS[1], 43)
     assert row_order(ROWS[1], 42) != row_order(ROWS[2], 42)
@@ -24,9 +24,9 @@ def test_the_order_is_that_of_the_content_and_the_seed() -> None:
 
 
 def test_wordings_of_one_question_stay_together() -> None:
-    first, other = (row(text, doc_id="d", pair="p") for text in ("What is it?", "Say what it is."))
+    first, other = (make_row(text, doc_id="d", pair="p") for text in ("What is it?", "Say what it is."))
     assert row_order(first, 1) == row_order(other, 1)
-    assert row_order(first, 1) != row_order(row("What is it?", doc_id="e", pair="p"), 1)
+    assert row_order(first, 1) != row_order(make_row("What is it?", doc_id="e", pair="p"), 1)
 
 
 @pytest.mark.parametrize(

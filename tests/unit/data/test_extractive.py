@@ -30,7 +30,9 @@ def document(text: str, kind: str = "markdown", *, source: str = "docs/nodes.md"
     return DocumentRow("d1", source, kind, title, textwrap.dedent(text))
 
 
-def facts(text: str, kind: str = "markdown", template: GenerationTemplate = QA, **fields: str) -> dict[str, str]:
+def extract_facts(
+    text: str, kind: str = "markdown", template: GenerationTemplate = QA, **fields: str
+) -> dict[str, str]:
     """Topic -> answer."""
     return {fact.topic: fact.answer for fact in extract(document(text, kind, **fields), template)}
 
@@ -88,7 +90,7 @@ trainyard check chain.yaml
 
 
 def test_markdown_gives_headings_questions_items_and_tables() -> None:
-    answer_by_topic = facts(MANUAL)
+    answer_by_topic = extract_facts(MANUAL)
     assert answer_by_topic == {
         "The validator": (
             "The validator keeps the good rows and counts every other one with its reason. It runs before training."
@@ -134,7 +136,7 @@ def test_a_definition_inside_a_paragraph_is_found() -> None:
     Nodes are linked to each other. A reference is the address, digest, kind and size of a finished result. This is not
     a definition of a thing at all. The latter is a thing that nobody could name.
     """
-    answer_by_topic = facts(text)
+    answer_by_topic = extract_facts(text)
     assert answer_by_topic["What is a reference?"].startswith(
         "A reference is the address, digest, kind and size of a finished result."
     )
@@ -149,7 +151,7 @@ def test_a_sentence_that_an_answer_already_holds_is_not_taken_again() -> None:
 def test_a_heading_that_occurs_twice_is_told_apart_by_the_one_above_it() -> None:
     text = "# Tools\n## Saw\n### Care\nClean the saw after every use.\n"
     text += "## Drill\n### Care\nOil the drill every second month.\n"
-    assert facts(text) == {
+    assert extract_facts(text) == {
         "Care (Saw)": "Clean the saw after every use.",
         "Care (Drill)": "Oil the drill every second month.",
         "How often should you oil the drill?": "Oil the drill every second month.",
@@ -158,7 +160,7 @@ def test_a_heading_that_occurs_twice_is_told_apart_by_the_one_above_it() -> None
 
 def test_a_question_with_two_answers_is_left_out() -> None:
     text = "# Tools\n| tool | use |\n|---|---|\n| saw | cuts wood along a line |\n| saw | cuts metal along a line |\n"
-    assert facts(text) == {}
+    assert extract_facts(text) == {}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_restructured_text() -> None:
     port  number between 0 and 65535
     ===== ==========================
     """
-    assert facts(text, "rst") == {
+    assert extract_facts(text, "rst") == {
         "backlog": "`backlog`: how many connections wait for an answer.",
         "host": "host: the name or address of the machine.",
         "timeout": "timeout: The seconds after which a call gives up.",
@@ -253,7 +255,9 @@ def test_restructured_text() -> None:
         "What do sockets connect?": "Sockets connect two programs over `a network`.",
     }
     assert "root:" not in str(outline("rst", textwrap.dedent(text)))
-    assert facts(text, "rst", CODE) == {"Call `close` when nothing more is to be sent over it.": "```\ncode()\n```"}
+    assert extract_facts(text, "rst", CODE) == {
+        "Call `close` when nothing more is to be sent over it.": "```\ncode()\n```"
+    }
 
 
 def test_restructured_text_without_a_single_title_uses_the_documents_own() -> None:
@@ -277,7 +281,7 @@ def test_plain_text_has_headings_paragraphs_and_items() -> None:
     - oil: keeps the metal parts from rusting
     - cloth: removes dust and dirt from it
     """
-    assert facts(text, "text") == {
+    assert extract_facts(text, "text") == {
         "Where should you store every tool?": "Store every tool in a dry box with a lid that closes.",
         "oil": "oil: keeps the metal parts from rusting.",
         "cloth": "cloth: removes dust and dirt from it.",
@@ -285,7 +289,9 @@ def test_plain_text_has_headings_paragraphs_and_items() -> None:
 
 
 def test_other_kinds_with_markdown_headings_are_read_as_markdown() -> None:
-    assert facts("# Page\n\n## Part\n\nThe part has a few words.\n", "html") == {"Part": "The part has a few words."}
+    assert extract_facts("# Page\n\n## Part\n\nThe part has a few words.\n", "html") == {
+        "Part": "The part has a few words."
+    }
 
 
 PYTHON = '''\
@@ -316,7 +322,7 @@ def undocumented(): ...
 
 def test_python_docstrings_say_what_symbols_do() -> None:
     where = {"kind": "code", "source": "shop/tools.py"}
-    assert facts(PYTHON, **where) == {
+    assert extract_facts(PYTHON, **where) == {
         "Saw": "A tool with a toothed blade.",
         "sharpen()": "Sharpen every tooth of the saw.",
         "Saw.cut()": "Cut a board to the given length in millimetres.",
@@ -325,7 +331,7 @@ def test_python_docstrings_say_what_symbols_do() -> None:
 
 
 def test_python_bodies_answer_signature_and_docstring() -> None:
-    [(topic, answer)] = facts(PYTHON, "code", CODE, source="tools.py").items()
+    [(topic, answer)] = extract_facts(PYTHON, "code", CODE, source="tools.py").items()
     assert topic.splitlines()[1] == "def cut(self, length_mm: int) -> str:"
     assert answer == '```python\nif length_mm < 0:\n    raise ValueError(length_mm)\nreturn "cut"\n```'
 
@@ -348,7 +354,7 @@ def test_comments_above_declarations_in_other_languages() -> None:
     /// Short.
     struct Tiny;
     """
-    assert facts(text, "code", source="box.js") == {
+    assert extract_facts(text, "code", source="box.js") == {
         "openBox": "Opens the box and returns what is inside.",
         "CountBoxes": "Counts the boxes on a shelf, empty ones too.",
     }
@@ -359,7 +365,7 @@ def test_comments_above_declarations_in_other_languages() -> None:
 )
 def test_text_that_is_not_python_is_no_error(text: str) -> None:
     assert parse_python(text) is None
-    assert facts(text, "code", source="x.py") == facts(text, "code", CODE, source="x.py") == {}
+    assert extract_facts(text, "code", source="x.py") == extract_facts(text, "code", CODE, source="x.py") == {}
 
 
 COMMIT = """\
@@ -380,22 +386,26 @@ diff --git a/tests/test_report.py b/tests/test_report.py
 def test_commits_answer_with_their_message_or_their_diff() -> None:
     where = {"kind": "commit", "source": "repo@1234567", "title": "1234567"}
     answer = "Count every rejected row. The report now balances, so nothing is lost."
-    assert facts(COMMIT, **where) == {"report.py, tests/test_report.py": answer}
-    [(message, diff)] = facts(COMMIT, template=CODE, **where).items()
+    assert extract_facts(COMMIT, **where) == {"report.py, tests/test_report.py": answer}
+    [(message, diff)] = extract_facts(COMMIT, template=CODE, **where).items()
     assert message.startswith("Count every rejected row")
     assert diff.startswith("```diff\ndiff --git a/report.py")
     assert commit_parts("Only a message") == ("Only a message", "")
-    assert facts("Only a message of some words", **where) == facts("Only a message", template=CODE, **where) == {}
-    assert facts(COMMIT + "+x\n" * 3000, template=CODE, **where) == {}
+    assert (
+        extract_facts("Only a message of some words", **where)
+        == extract_facts("Only a message", template=CODE, **where)
+        == {}
+    )
+    assert extract_facts(COMMIT + "+x\n" * 3000, template=CODE, **where) == {}
 
 
 def test_fenced_code_answers_the_paragraph_before_it() -> None:
-    assert facts(MANUAL, template=CODE) == {
+    assert extract_facts(MANUAL, template=CODE) == {
         "Nothing is switched unless every target has answered its canary prompt.": (
             "```\ntrainyard check chain.yaml\n```"
         )
     }
-    assert facts("# Run\n\n    make demo\n", template=CODE) == {"Run": "```\nmake demo\n```"}
+    assert extract_facts("# Run\n\n    make demo\n", template=CODE) == {"Run": "```\nmake demo\n```"}
 
 
 @pytest.mark.parametrize(("language", "rule"), [(name, rule) for name, table in WORDINGS.items() for rule in table])

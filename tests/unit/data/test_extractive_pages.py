@@ -64,7 +64,7 @@ def pairs_by_page() -> dict[str, list[Pair]]:
     return {page.name: pairs(read(page), GenerationTemplate.QA, wordings=8) for page in PAGES}
 
 
-def normalised(page: Path) -> str:
+def normalise_page(page: Path) -> str:
     """The words of a page in one line: no marks of emphasis, headings and links, and a colon between two cells."""
     text = re.sub(r"(?<=[a-zäöüß])-\n(?=[a-zäöüß])", "", read(page).text) if page.suffix == ".txt" else read(page).text
     text = re.sub(r"\s*\{[:#][^}]*\}", "", text)
@@ -126,7 +126,7 @@ def faults(language: str, pair: Pair, text: str) -> list[str]:
 
 def test_pairs_of_ten_pages_in_five_languages_pass_the_rules(pairs_by_page: dict[str, list[Pair]]) -> None:
     judged = [
-        (page.name, faults(page.name[:2], pair, normalised(page)), pair)
+        (page.name, faults(page.name[:2], pair, normalise_page(page)), pair)
         for page in PAGES
         for pair in pairs_by_page[page.name]
     ]

@@ -24,26 +24,26 @@ TOOLS = [{"name": "clock", "parameters": {"type": "object"}}]
 CALL = '[{"type":"function","function":{"name":"clock","arguments":"{\\"zone\\":\\"UTC\\"}"}}]'
 
 
-def normalised(record: dict[str, Any], data_format: DataFormat = DataFormat.AUTO) -> Any:
+def normalise_record(record: dict[str, Any], data_format: DataFormat = DataFormat.AUTO) -> Any:
     return Normaliser(detect([record], data_format, "a test"))(record)[0]
 
 
 def test_steps_are_the_reasoning_of_the_answer() -> None:
-    row = normalised({"question": "Why?", "steps": ["It rained. ", "Rain is wet."], "answer": "Because."})
+    row = normalise_record({"question": "Why?", "steps": ["It rained. ", "Rain is wet."], "answer": "Because."})
     (question, answer) = row.messages
     assert (question, answer.content) == (ASK, "Because.")
     assert answer.extras == {"reasoning_content": "It rained.\nRain is wet."}
-    assert normalised({"question": "Why?", "steps": [], "answer": "Because."}) == SftRow([ASK, SAY])
+    assert normalise_record({"question": "Why?", "steps": [], "answer": "Because."}) == SftRow([ASK, SAY])
 
 
 @pytest.mark.parametrize(
     ("steps", "reason"), [("It rained.", "wrong_type"), ([3], "wrong_type"), (["a", " "], "empty")]
 )
 def test_steps_that_are_no_list_of_texts_make_a_bad_row(steps: Any, reason: str) -> None:
-    assert reason_of({"question": "Why?", "steps": steps, "answer": "Because."})[0] == reason
+    assert find_reason({"question": "Why?", "steps": steps, "answer": "Because."})[0] == reason
 
 
-def reason_of(record: Any, like: dict[str, Any] | None = None) -> tuple[str, str]:
+def find_reason(record: Any, like: dict[str, Any] | None = None) -> tuple[str, str]:
     """Why a record is bad in a set whose first row is `like`, by default the record itself."""
     with pytest.raises(BadRow) as caught:
         Normaliser(detect([like or record], DataFormat.AUTO, "a test"))(record)
@@ -71,14 +71,14 @@ def reason_of(record: Any, like: dict[str, Any] | None = None) -> tuple[str, str
     ],
 )
 def test_supervised_spellings_become_one_conversation(record: dict[str, Any]) -> None:
-    assert normalised(record) == SftRow([ASK, SAY])
+    assert normalise_record(record) == SftRow([ASK, SAY])
 
 
 def test_alpaca_joins_instruction_and_input_and_keeps_history_and_system() -> None:
     record = {
         "instruction": "Add", "input": "1 2", "output": "3", "system": "Be exact.", "history": [["Hi", "Hello"]],
     }  # fmt: skip
-    assert [(turn.role, turn.content) for turn in normalised(record).messages] == [
+    assert [(turn.role, turn.content) for turn in normalise_record(record).messages] == [
         ("system", "Be exact."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Add\n1 2"), ("assistant", "3"),
     ]  # fmt: skip
 
@@ -93,7 +93,7 @@ def test_alpaca_joins_instruction_and_input_and_keeps_history_and_system() -> No
     ],
 )
 def test_system_prompts_come_first(record: dict[str, Any]) -> None:
-    assert normalised(record) == SftRow([Message("system", "Be kind."), ASK, SAY])
+    assert normalise_record(record) == SftRow([Message("system", "Be kind."), ASK, SAY])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_system_prompts_come_first(record: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_tool_calls_in_every_spelling(record: dict[str, Any]) -> None:
-    row = normalised(record)
+    row = normalise_record(record)
     assert [turn.role for turn in row.messages] == ["user", "assistant", "tool", "assistant"]
     assert row.messages[1] == Message("assistant", "", CALL)
     assert json.loads(row.tools) == TOOLS
@@ -152,7 +152,7 @@ def test_tool_calls_in_every_spelling(record: dict[str, Any]) -> None:
     ],
 )
 def test_preference_spellings_become_one_pair(record: dict[str, Any]) -> None:
-    row = normalised(record)
+    row = normalise_record(record)
     assert row == PreferenceRow([ASK], [SAY], [Message("assistant", "No.")])
     assert to_chosen_row(row) == SftRow([ASK, SAY])
 
@@ -167,21 +167,21 @@ def test_preference_spellings_become_one_pair(record: dict[str, Any]) -> None:
     ],
 )
 def test_labelled_spellings_become_one_row(record: dict[str, Any]) -> None:
-    assert normalised(record) == LabelledRow([ASK], [SAY], True)
+    assert normalise_record(record) == LabelledRow([ASK], [SAY], True)
     opposite = {key: False if key in ("label", "kto_tag") else value for key, value in record.items()}
-    assert normalised(opposite).label is False
+    assert normalise_record(opposite).label is False
 
 
 def test_openai_carries_chats_preferences_and_labels() -> None:
     pair = {"prompt": "Why?", "chosen": "Because.", "rejected": "No."}
-    rows = [normalised(record, DataFormat.OPENAI) for record in ({"messages": CHAT}, pair)]
+    rows = [normalise_record(record, DataFormat.OPENAI) for record in ({"messages": CHAT}, pair)]
     assert [type(row) for row in rows] == [SftRow, PreferenceRow]
-    assert isinstance(normalised({"messages": CHAT, "label": False}, DataFormat.OPENAI), LabelledRow)
+    assert isinstance(normalise_record({"messages": CHAT, "label": False}, DataFormat.OPENAI), LabelledRow)
 
 
 def test_text_and_documents_rows() -> None:
-    assert normalised({"text": "Words."}) == TextRow("Words.")
-    document = normalised({"text": "# Rails\nIron.", "id": 3}, DataFormat.DOCUMENTS)
+    assert normalise_record({"text": "Words."}) == TextRow("Words.")
+    document = normalise_record({"text": "# Rails\nIron.", "id": 3}, DataFormat.DOCUMENTS)
     assert (document.title, document.kind) == ("Rails", "text")
 
 
@@ -269,7 +269,7 @@ def test_text_and_documents_rows() -> None:
     ],
 )  # fmt: skip
 def test_bad_rows_say_why(record: dict[str, Any], reason: str, detail: str) -> None:
-    found_reason, message = reason_of(record)
+    found_reason, message = find_reason(record)
     assert found_reason == reason
     assert re.search(detail, message)
 
@@ -279,10 +279,10 @@ def test_bad_rows_say_why(record: dict[str, Any], reason: str, detail: str) -> N
     "record", [{"messages": CHAT}, {"conversations": SHAREGPT}, {"instruction": "x", "output": "y"}]
 )
 def test_rows_with_pictures_sounds_or_films_are_not_text(record: dict[str, Any], key: str) -> None:
-    assert reason_of({**record, key: ["a.png"]}) == ("not_text", f"the row has {key}; only text is read")
-    assert normalised({**record, key: []}) == normalised(record)
+    assert find_reason({**record, key: ["a.png"]}) == ("not_text", f"the row has {key}; only text is read")
+    assert normalise_record({**record, key: []}) == normalise_record(record)
     inside = [{**CHAT[0], key: ["a.png"]}, CHAT[1]]
-    assert reason_of({"messages": inside}) == ("not_text", f"the row has messages[0].{key}; only text is read")
+    assert find_reason({"messages": inside}) == ("not_text", f"the row has messages[0].{key}; only text is read")
 
 
 @pytest.mark.parametrize(
@@ -309,12 +309,12 @@ def test_rows_with_pictures_sounds_or_films_are_not_text(record: dict[str, Any],
 )  # fmt: skip
 def test_what_a_turn_has_beside_its_text_is_kept(turn: dict[str, Any], more: dict[str, Any]) -> None:
     record = {"messages": [CHAT[0], {**CHAT[1], **turn}, *CHAT]}
-    row = normalised(record)
+    row = normalise_record(record)
     assert (row.messages[1].content, row.messages[1].extras) == ("Because.", more)
     assert row.messages[1].learned is (more.get("weight") != 0)
     sharegpt = [SHAREGPT[0], {**SHAREGPT[1], **{k: v for k, v in turn.items() if k != "content"}}, *SHAREGPT]
     if "content" not in turn:
-        assert normalised({"conversations": sharegpt}) == row
+        assert normalise_record({"conversations": sharegpt}) == row
 
 
 def test_keys_inside_turns_that_nothing_reads_are_counted() -> None:
@@ -346,17 +346,17 @@ def test_keys_inside_turns_that_nothing_reads_are_counted() -> None:
 
 def test_rows_of_another_kind_do_not_slip_in() -> None:
     alpaca = {"instruction": "x", "output": "y"}
-    assert reason_of({"prompt": "x", "chosen": "a", "rejected": "b"}, alpaca)[0] == "other_format"
-    assert reason_of({"foo": 1}, alpaca) == ("missing_fields", "keys of no alpaca row: foo")
-    assert reason_of([1], alpaca) == ("not_an_object", "the row is not a JSON object")
-    assert reason_of({"messages": CHAT, "label": True}, {"messages": CHAT})[0] == "other_format"
+    assert find_reason({"prompt": "x", "chosen": "a", "rejected": "b"}, alpaca)[0] == "other_format"
+    assert find_reason({"foo": 1}, alpaca) == ("missing_fields", "keys of no alpaca row: foo")
+    assert find_reason([1], alpaca) == ("not_an_object", "the row is not a JSON object")
+    assert find_reason({"messages": CHAT, "label": True}, {"messages": CHAT})[0] == "other_format"
 
 
 def test_a_key_with_null_is_absent_where_the_row_has_a_shape_without_it() -> None:
     union = {"prompt": None, "completion": None, "label": None, "chosen": None, "rejected": None}
-    assert normalised({**union, "messages": CHAT}) == SftRow([ASK, SAY])
-    assert reason_of({"messages": CHAT, "label": None}, {"messages": CHAT, "label": True})[0] == "bad_label"
-    assert reason_of({"prompt": "x", "completion": None}, {"prompt": "x", "completion": "y"})[0] == "wrong_type"
+    assert normalise_record({**union, "messages": CHAT}) == SftRow([ASK, SAY])
+    assert find_reason({"messages": CHAT, "label": None}, {"messages": CHAT, "label": True})[0] == "bad_label"
+    assert find_reason({"prompt": "x", "completion": None}, {"prompt": "x", "completion": "y"})[0] == "wrong_type"
 
 
 def test_spellings_of_the_same_port_may_be_mixed() -> None:

@@ -63,16 +63,16 @@ def three_pages(folder: Path) -> Path:
     return documents_in(folder / "documents", [PAGE.format(name=name) for name in ("Alpha", "Beta", "Gamma")])
 
 
-def rows_of(folder: Path, port: Port = Port.SFT) -> list[Any]:
+def read_port_rows(folder: Path, port: Port = Port.SFT) -> list[Any]:
     return list(read_rows(folder / port.value / "rows.arrow", port))
 
 
 def accounting(folder: Path, port: Port = Port.SFT) -> dict[str, Any]:
     """The accounting, after a check that documents, totals, rows and quarantine agree."""
     value = json.loads((folder / port.value / "accounting.json").read_text())
-    quarantine = quarantined(folder, port)
+    quarantine = read_quarantine(folder, port)
     assert value["asked"] == value["kept"] + sum(value["rejected"].values())
-    assert value["kept"] == len(rows_of(folder, port)) == sum(entry["kept"] for entry in value["documents"])
+    assert value["kept"] == len(read_port_rows(folder, port)) == sum(entry["kept"] for entry in value["documents"])
     for entry in value["documents"]:
         assert entry["asked"] == entry["kept"] + sum(entry["rejected"].values())
     for reason, rows in value["rejected"].items():
@@ -81,7 +81,7 @@ def accounting(folder: Path, port: Port = Port.SFT) -> dict[str, Any]:
     return value
 
 
-def quarantined(folder: Path, port: Port = Port.SFT) -> list[dict[str, Any]]:
+def read_quarantine(folder: Path, port: Port = Port.SFT) -> list[dict[str, Any]]:
     lines = (folder / port.value / "quarantine.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
@@ -91,7 +91,7 @@ def silent(fraction: float, text: str) -> None:
     assert text
 
 
-def by_rule(tmp_path: Path, documents: Path, **config: Any) -> dict[str, Any]:
+def generate_by_rule(tmp_path: Path, documents: Path, **config: Any) -> dict[str, Any]:
     produced = generate(AiGeneratorConfig(**config), documents, tmp_path / "out", complete=None, report=silent)
     [port] = produced.outputs
     return accounting(tmp_path / "out", port)
@@ -143,7 +143,7 @@ NOT_BY_DOCUMENT = HoldoutRules(documents=0)
 def test_the_last_wording_of_each_pair_is_kept_for_the_validator_that_asks_for_it(tmp_path: Path) -> None:
     config = AiGeneratorConfig(count=12, holdout=NOT_BY_DOCUMENT)
     generate(config, three_pages(tmp_path), tmp_path, complete=None, report=silent)
-    rows: list[SftRow] = rows_of(tmp_path)
+    rows: list[SftRow] = read_port_rows(tmp_path)
     by_pair: dict[str, list[SftRow]] = {}
     for row in rows:
         by_pair.setdefault(row.pair, []).append(row)
@@ -161,7 +161,7 @@ def test_without_a_holdout_of_wordings_every_row_is_trained(tmp_path: Path, hold
     """A trainer takes the rows of `train` alone: a mark that nobody reads loses a third of the rows."""
     config = AiGeneratorConfig(count=18, holdout=holdout)
     generate(config, three_pages(tmp_path), tmp_path, complete=None, report=silent)
-    rows: list[SftRow] = rows_of(tmp_path)
+    rows: list[SftRow] = read_port_rows(tmp_path)
     assert [row.split for row in rows] == ["train"] * 18
     assert len({row.messages[0].content for row in rows}) == 18
 
@@ -175,15 +175,15 @@ def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_count_that_is_no_multiple_gives_the_last_pair_fewer_wordings(tmp_path: Path) -> None:
-    assert by_rule(tmp_path, three_pages(tmp_path), count=8)["kept"] == 8
-    pairs = [row.pair for row in rows_of(tmp_path / "out")]
+    assert generate_by_rule(tmp_path, three_pages(tmp_path), count=8)["kept"] == 8
+    pairs = [row.pair for row in read_port_rows(tmp_path / "out")]
     assert [pairs.count(pair) for pair in dict.fromkeys(pairs)] == [3, 3, 2]
 
 
 def test_a_document_that_has_too_little_says_so(tmp_path: Path) -> None:
-    result = by_rule(tmp_path, three_pages(tmp_path), count=100)
+    result = generate_by_rule(tmp_path, three_pages(tmp_path), count=100)
     assert (result["asked"], result["kept"], result["rejected"]) == (100, 27, {"no_more_pairs": 73})
-    assert quarantined(tmp_path / "out")[0]["detail"] == "its text gives 3 pairs by rule"
+    assert read_quarantine(tmp_path / "out")[0]["detail"] == "its text gives 3 pairs by rule"
 
 
 def test_long_documents_give_what_short_ones_lack(tmp_path: Path) -> None:
@@ -191,25 +191,25 @@ def test_long_documents_give_what_short_ones_lack(tmp_path: Path) -> None:
         f"## Part {n}\nPart {n} has a text with some words about its pump.\n" for n in range(20)
     )
     documents = documents_in(tmp_path / "documents", [PAGE.format(name="Alpha"), "nothing", long])
-    result = by_rule(tmp_path, documents, count=30, wordings=2)
+    result = generate_by_rule(tmp_path, documents, count=30, wordings=2)
     assert [entry["kept"] for entry in result["documents"]] == [6, 0, 24]
-    parts = [row.messages[0].content for row in rows_of(tmp_path / "out") if row.source == "docs/2.md"]
+    parts = [row.messages[0].content for row in read_port_rows(tmp_path / "out") if row.source == "docs/2.md"]
     assert any("Part 19" in part or "Part 18" in part for part in parts)
 
 
 def test_a_question_asked_by_two_documents_is_taken_once(tmp_path: Path) -> None:
     documents = documents_in(tmp_path / "documents", [PAGE.format(name="Alpha")] * 2)
-    assert by_rule(tmp_path, documents, count=9)["kept"] == 9
-    assert len({row.messages[0].content for row in rows_of(tmp_path / "out")}) == 9
+    assert generate_by_rule(tmp_path, documents, count=9)["kept"] == 9
+    assert len({row.messages[0].content for row in read_port_rows(tmp_path / "out")}) == 9
 
 
 def test_preference_pairs_reject_another_answer_of_the_same_document(tmp_path: Path) -> None:
     documents = documents_in(
         tmp_path / "documents", [PAGE.format(name="Alpha"), "# One\n\n## Two\nRefunds are paid within 14 days."]
     )
-    result = by_rule(tmp_path, documents, count=4, template="preference")
+    result = generate_by_rule(tmp_path, documents, count=4, template="preference")
     assert (result["kept"], result["rejected"]) == (3, {"no_other_answer": 1})
-    rows: list[PreferenceRow] = rows_of(tmp_path / "out", Port.PREFERENCE)
+    rows: list[PreferenceRow] = read_port_rows(tmp_path / "out", Port.PREFERENCE)
     assert all(row.chosen[0].content != row.rejected[0].content for row in rows)
     assert {row.rejected[0].content for row in rows} == {row.chosen[0].content for row in rows}
 
@@ -219,8 +219,8 @@ def test_the_other_templates_have_one_row_a_pair(tmp_path: Path, template: str) 
     code = '"""Tools for wood and for metal."""\ndef cut(size):\n    """Cut a board to size."""\n    check(size)\n'
     code += "    return size\n"
     documents = documents_in(tmp_path / "documents", [code], kind="code")
-    result = by_rule(tmp_path, documents, count=1, template=template)
-    assert (result["kept"], rows_of(tmp_path / "out")[0].split) == (1, "train")
+    result = generate_by_rule(tmp_path, documents, count=1, template=template)
+    assert (result["kept"], read_port_rows(tmp_path / "out")[0].split) == (1, "train")
 
 
 def test_documents_without_any_pair_are_an_error_with_the_reason(tmp_path: Path) -> None:
@@ -228,19 +228,19 @@ def test_documents_without_any_pair_are_an_error_with_the_reason(tmp_path: Path)
     with pytest.raises(
         TrainyardError, match=r"E-DATA-EMPTY: .*found no pair for template 'qa' in 2 documents\. Why: It re"
     ):
-        by_rule(tmp_path, documents)
+        generate_by_rule(tmp_path, documents)
 
 
 def test_no_documents_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidInput, match=r"E-DATA-NOT-FOUND: The generator was given no documents\. Do: Point the data"
     ):
-        by_rule(tmp_path, documents_in(tmp_path / "documents", []))
+        generate_by_rule(tmp_path, documents_in(tmp_path / "documents", []))
 
 
 def test_a_prompt_without_a_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"E-PROMPT: config\.prompt was given, but no model"):
-        by_rule(tmp_path, three_pages(tmp_path), prompt="{{ document.text }}")
+        generate_by_rule(tmp_path, three_pages(tmp_path), prompt="{{ document.text }}")
 
 
 # By a model
@@ -273,12 +273,12 @@ def test_a_server_that_answers_gives_every_row(tmp_path: Path) -> None:
     assert result["usage"]["requests"] == len(server.requests) == 5
     assert result["usage"]["completion_tokens"] > 0
     assert [entry["asked"] for entry in result["documents"]] == [9, 6, 9]
-    assert [row.split for row in rows_of(tmp_path / "out")] == ["train"] * 24
+    assert [row.split for row in read_port_rows(tmp_path / "out")] == ["train"] * 24
 
 
 def test_a_server_s_last_wordings_are_kept_for_the_validator_that_asks_for_them(tmp_path: Path) -> None:
     ask(tmp_path, count=16, holdout=NOT_BY_DOCUMENT)
-    assert [row.split for row in rows_of(tmp_path / "out")] == ["train", "train", "unseen_wording"] * 8
+    assert [row.split for row in read_port_rows(tmp_path / "out")] == ["train", "train", "unseen_wording"] * 8
 
 
 def test_requests_share_prefix_and_schema_and_differ_in_seed(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_requests_share_prefix_and_schema_and_differ_in_seed(tmp_path: Path) -> 
 def test_each_template_makes_its_rows(tmp_path: Path, template: str, port: Port, first: list[str]) -> None:
     result, _ = ask(tmp_path, template=template, count=3, max_tokens=100)
     assert result["kept"] == 3
-    row = rows_of(tmp_path / "out", port)[0]
+    row = read_port_rows(tmp_path / "out", port)[0]
     turns = row.messages if port is Port.SFT else [*row.prompt, *row.chosen, *row.rejected]
     assert [turn.content for turn in turns] == first
 
@@ -357,7 +357,7 @@ def test_a_reply_that_cannot_be_used_is_counted_with_its_reason(
     options = {"count": 4, "wordings": 2, "concurrency": 1, "max_tokens": 100}
     result, _ = ask(tmp_path, [ok(text)], documents=documents_in(tmp_path / "d", ["One text."]), **options)
     assert (result["kept"], result["rejected"]) == (2, {reason: 2})
-    [line] = quarantined(tmp_path / "out")
+    [line] = read_quarantine(tmp_path / "out")
     assert (line["line"], line["source"], line["rows"]) == (1, "docs/0.md", 2)
     assert detail in line["detail"]
 
@@ -401,7 +401,7 @@ def test_a_request_that_fails_costs_its_rows_and_no_others(tmp_path: Path, behav
     result, _ = ask(tmp_path, [ok(), behaviour], concurrency=1, timeout_s=timeout_s)
     assert result["rejected"] == {reason: 3}
     assert result["kept"] == 21
-    [line] = quarantined(tmp_path / "out")
+    [line] = read_quarantine(tmp_path / "out")
     assert line["detail"].startswith(f"E-{reason.upper().replace('_', '-')}: The model server at http://127.0.0.1:")
 
 
@@ -473,7 +473,7 @@ def test_replies_are_accepted_in_order_whatever_order_they_come_in(tmp_path: Pat
         pair = {"instruction": f"{name} seed {exchange.body['seed']}", "response": "Done."}
         return pairs_text(pair)
 
-    async def jumbled(exchange: Exchange) -> None:
+    async def answer_jumbled(exchange: Exchange) -> None:
         await asyncio.sleep(0.03 * (3 - exchange.number % 4))
         await ok(late_first)(exchange)
 
@@ -482,12 +482,12 @@ def test_replies_are_accepted_in_order_whatever_order_they_come_in(tmp_path: Pat
     for concurrency in (1, 6):
         ask(
             tmp_path / str(concurrency),
-            then=jumbled,
+            then=answer_jumbled,
             concurrency=concurrency,
             documents=three_pages(tmp_path),
             **options,
         )
-        texts.append([row.messages[0].content for row in rows_of(tmp_path / str(concurrency) / "out")])
+        texts.append([row.messages[0].content for row in read_port_rows(tmp_path / str(concurrency) / "out")])
     assert texts[0] == texts[1]
     assert len(texts[0]) == 12
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.data.validating import by_words
+from tests.unit.data.validating import count_words
 from trainyard.data.extractive.pairs import Pair, pairs
 from trainyard.data.generation.generate import generate
 from trainyard.data.rows import DocumentRow, write_rows
@@ -78,7 +78,7 @@ def test_the_validator_keeps_every_row(tmp_path: Path) -> None:
     generated = generate(config, tmp_path / "documents", tmp_path, complete=None, report=lambda *_: None)
     assert generated.outputs[Port.SFT].rows >= 167 * 3
     source = Reference(uri=f"file://{tmp_path / 'sft'}", sha256="", kind=Port.SFT)
-    validated = validate(ValidatorConfig(), source, tmp_path / "kept", tokens=by_words, report=lambda *_: None)
+    validated = validate(ValidatorConfig(), source, tmp_path / "kept", tokens=count_words, report=lambda *_: None)
     report = json.loads((tmp_path / "kept" / "sft" / "report.json").read_text())
     assert {reason for reason, count in report["dropped"].items() if count} <= {"spare_wording", "near_duplicate"}
     assert report["dropped"].get("near_duplicate", 0) <= 1

@@ -29,7 +29,7 @@ def read(record: dict[str, Any], data_format: DataFormat = DataFormat.AUTO) -> t
     return row, kind.ignored
 
 
-def texts(record: dict[str, Any]) -> list[str]:
+def list_texts(record: dict[str, Any]) -> list[str]:
     row, _ = read(record)
     turns = row.messages if hasattr(row, "messages") else row.prompt
     return [f"{turn.role}: {turn.content}" for turn in turns]
@@ -60,7 +60,7 @@ def texts(record: dict[str, Any]) -> list[str]:
     ],
 )  # fmt: skip
 def test_a_known_meaning_is_read(record: dict[str, Any], prompt: list[str]) -> None:
-    assert texts(record) == prompt
+    assert list_texts(record) == prompt
     assert read(record)[1] == frozenset()
 
 

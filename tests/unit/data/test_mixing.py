@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.data.reading import Result, json_lines, read_all, settings_for
-from tests.unit.data.validating import by_words
+from tests.unit.data.validating import count_words
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import list_mixed_sets
 from trainyard.data.mixing import draw_rows, share_rows
@@ -139,7 +139,7 @@ def test_the_validator_counts_rows_and_tokens_of_each_set(written: Path) -> None
     config = ValidatorConfig(
         near_duplicates=None, decontaminate=0, holdout=HoldoutRules(documents=0.0, min_rows=0, wording=False)
     )
-    checked = validate(config, source, written / "valid", tokens=by_words, report=lambda fraction, text: None)
+    checked = validate(config, source, written / "valid", tokens=count_words, report=lambda fraction, text: None)
     mixture = checked.facts["mixture"]
     assert {name: counts["rows"] for name, counts in mixture.items()} == {"chats": 20, "docs": 6}
     assert sum(counts["tokens"] for counts in mixture.values()) == checked.facts["tokens"]["kept"]

@@ -17,7 +17,7 @@ from trainyard.data.readers.documents import read_document
 from trainyard.data.rows import DocumentRow
 
 
-def saved(document: Any) -> bytes:
+def save_document(document: Any) -> bytes:
     stream = io.BytesIO()
     document.save(stream)
     return stream.getvalue()
@@ -33,7 +33,7 @@ def workbook() -> bytes:
     hidden = book.create_sheet("Notes")
     hidden.append(["nobody sees this"])
     hidden.sheet_state = "hidden"
-    return saved(book)
+    return save_document(book)
 
 
 def slides() -> bytes:
@@ -48,7 +48,7 @@ def slides() -> bytes:
         cells.cell(position // 2, position % 2).text = text
     group = second.shapes.add_group_shape()
     group.shapes.add_textbox(0, 0, 9, 9).text_frame.text = "inside a group"
-    return saved(show)
+    return save_document(show)
 
 
 def book(*, encryption: str = "", container: str = "") -> bytes:
@@ -141,8 +141,8 @@ def test_a_notebook_is_text_and_fenced_code() -> None:
     ("name", "data", "reason"),
     [
         ("a.xlsx", b"PK\x03\x04 not an archive", "unreadable"),
-        ("a.xlsx", saved(openpyxl.Workbook()), "no_text"),
-        ("a.pptx", saved(pptx.Presentation()), "no_text"),
+        ("a.xlsx", save_document(openpyxl.Workbook()), "no_text"),
+        ("a.pptx", save_document(pptx.Presentation()), "no_text"),
         ("a.epub", book(encryption="OEBPS/two.xhtml"), "encrypted"),
         ("a.epub", book(container="<container/>"), "unreadable"),
         ("a.eml", b"only a text\n", "unreadable"),

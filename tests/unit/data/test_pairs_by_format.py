@@ -29,10 +29,10 @@ def html(text: str) -> bytes:
     return f"<!doctype html><html><body><nav>Home</nav><main>{body}</main></body></html>".encode()
 
 
-def word(text: str) -> bytes:
+def write_word(text: str) -> bytes:
     """A document with the styles of Word for headings, lists and code."""
     document = docx.Document()
-    for section in sections_of(text):
+    for section in list_sections(text):
         if section.heading:
             document.add_heading(section.heading, section.level)
         for block in section.blocks:
@@ -41,7 +41,7 @@ def word(text: str) -> bytes:
             for position, part in enumerate(re.split(r"`([^`]*)`", block.text)):
                 run = paragraph.add_run(part)
                 run.font.name = "Courier New" if position % 2 else None
-        for table_rows in tables_of(section):
+        for table_rows in list_tables(section):
             table = document.add_table(len(table_rows), len(table_rows[0]))
             for row, cells in zip(table.rows, table_rows, strict=True):
                 for cell, words in zip(row.cells, cells, strict=True):
@@ -55,11 +55,11 @@ def pdf(text: str) -> bytes:
     """Pages with larger headings, gaps between paragraphs, bullets and numbers; without tables."""
     writer = PdfWriter()
     lines: list[tuple[str, int, int]] = []
-    for section in sections_of(text):
+    for section in list_sections(text):
         lines += [(section.heading, 24 - 3 * section.level, 30)] if section.heading else []
         for block in section.blocks:
             mark = (f"{block.number}. " if block.number else "- ") if block.list_id else ""
-            for number, line in enumerate(wrapped(f"{mark}{block.text}")):
+            for number, line in enumerate(wrap_text(f"{mark}{block.text}")):
                 lines.append((line, 10, 13 if number else 22))
     commands, y = [], 60 + sum(gap for _, _, gap in lines)
     page = writer.add_blank_page(600, y + 40)
@@ -81,7 +81,7 @@ def pdf(text: str) -> bytes:
     return stream.getvalue()
 
 
-def wrapped(text: str) -> list[str]:
+def wrap_text(text: str) -> list[str]:
     lines = [""]
     for word_ in text.split():
         if len(lines[-1]) + len(word_) > LINE_CHARS:
@@ -90,11 +90,11 @@ def wrapped(text: str) -> list[str]:
     return lines
 
 
-def sections_of(text: str) -> list[Section]:
+def list_sections(text: str) -> list[Section]:
     return outline("markdown", text)
 
 
-def tables_of(section: Section) -> list[list[list[str]]]:
+def list_tables(section: Section) -> list[list[list[str]]]:
     tables: list[list[list[str]]] = []
     for row in section.rows:
         if row:
@@ -111,7 +111,7 @@ def answers(data: bytes, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "write", "share"), [(".html", html, 0.95), (".docx", word, 0.9), (".pdf", pdf, 0.8)]
+    ("suffix", "write", "share"), [(".html", html, 0.95), (".docx", write_word, 0.9), (".pdf", pdf, 0.8)]
 )
 def test_a_page_gives_the_pairs_of_its_markdown_in_any_format(
     suffix: str, write: Callable[[str], bytes], share: float

@@ -39,7 +39,7 @@ def sample(tree: Any, chance: random.Random) -> str:
         elif kind is code.ANY:
             parts.append("a")
         elif kind is code.IN:
-            parts.append(one_of(value, chance))
+            parts.append(choose_character(value, chance))
         elif kind is code.BRANCH:
             parts.append(sample(chance.choice(value[1]), chance))
         elif kind is code.SUBPATTERN:
@@ -49,7 +49,7 @@ def sample(tree: Any, chance: random.Random) -> str:
     return "".join(parts)
 
 
-def one_of(choices: Any, chance: random.Random) -> str:
+def choose_character(choices: Any, chance: random.Random) -> str:
     """A character of a set such as `[a-z\\s]`, or `a` for the complement of one."""
     if choices[0][0] is code.NEGATE:
         return "a"

@@ -135,7 +135,7 @@ def test_keys_inside_turns_are_kept_counted_or_refused_in_every_kind_of_file(tmp
         {"messages": [ask, say], "images": ["a.png"]},
         {"messages": [ask, {**say, "train": False}]},
     ]
-    result = read_text(tmp_path, in_file(records, name, tmp_path), name)
+    result = read_text(tmp_path, write_records(records, name, tmp_path), name)
     assert [[turn.extras for turn in row.messages] for row in result.rows] == [
         [{}, {}], [{}, {"weight": 0}, {}, {"reasoning_content": "It rained."}]
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def test_keys_inside_turns_are_kept_counted_or_refused_in_every_kind_of_file(tmp
     assert result.report["dropped"] == {"no_target": 1, "not_text": 1}
 
 
-def in_file(records: list[dict[str, Any]], name: str, folder: Path) -> bytes:
+def write_records(records: list[dict[str, Any]], name: str, folder: Path) -> bytes:
     if name.endswith(".jsonl"):
         return json_lines(*records).encode()
     if name.endswith(".json"):
@@ -353,7 +353,7 @@ def test_values_of_other_types_in_a_row_are_ignored_not_refused(tmp_path: Path) 
 # The fast way means what the strict way means
 
 
-def both_ways(data: bytes, first: dict[str, Any]) -> tuple[Chunk, Chunk]:
+def read_both_ways(data: bytes, first: dict[str, Any]) -> tuple[Chunk, Chunk]:
     """Chunks of a text of whole lines, read by the fast decoder for rows like `first`, and without it."""
     normalise = Normaliser(detect([first], DataFormat.AUTO, "a test"))
     newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
@@ -364,7 +364,7 @@ def both_ways(data: bytes, first: dict[str, Any]) -> tuple[Chunk, Chunk]:
     return fast, strict
 
 
-def plain(chunk: Chunk) -> tuple[Any, ...]:
+def flatten_chunk(chunk: Chunk) -> tuple[Any, ...]:
     rows = [(type(row), [(turn.role, turn.content) for turn in row.messages]) for row in chunk.rows]  # type: ignore[union-attr]
     bad = [(bad.before, bad.line, bad.offset, bad.reason.reason) for bad in chunk.bad]
     return rows, bad, chunk.sources, [(kind.shape.name, kind.ignored) for kind in chunk.kinds]
@@ -403,8 +403,8 @@ def test_fast_and_strict_agree(
     )
     for position, change in changes:
         text = text[:position] + change + text[position + 1 :]
-    fast, strict = both_ways(f"{text}\n".encode(), first)
-    assert plain(fast) == plain(strict)
+    fast, strict = read_both_ways(f"{text}\n".encode(), first)
+    assert flatten_chunk(fast) == flatten_chunk(strict)
 
 
 def test_key_bounds_count_every_key() -> None:
@@ -423,8 +423,8 @@ def test_key_bounds_count_every_key() -> None:
     ],
 )
 def test_values_that_do_not_stand_one_a_line_are_no_rows(text: bytes) -> None:
-    fast, strict = both_ways(text, GOOD)
-    assert plain(fast) == plain(strict)
+    fast, strict = read_both_ways(text, GOOD)
+    assert flatten_chunk(fast) == flatten_chunk(strict)
     assert fast.bad
 
 

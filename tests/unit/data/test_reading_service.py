@@ -9,12 +9,12 @@ from trainyard.data.limited.requests import ParseItem, ParseRequest
 from trainyard.data.limited.service import ReadingService, keep_service, reading_service
 
 
-def used() -> int:
+def identify_service() -> int:
     with reading_service() as service:
         return id(service)
 
 
-def kept_here() -> None:
+def require_no_process() -> None:
     """As in a process without a service."""
     with keep_service() as service:
         assert service.process is None
@@ -22,14 +22,14 @@ def kept_here() -> None:
         assert service.process is not None
         with keep_service() as again, reading_service() as inner, ThreadPoolExecutor(1) as pool:
             assert again is inner is service
-            assert pool.submit(copy_context().run, used).result() == id(service)
-            assert pool.submit(used).result() != id(service)
+            assert pool.submit(copy_context().run, identify_service).result() == id(service)
+            assert pool.submit(identify_service).result() != id(service)
         assert service.process is not None
     assert service.process is None
 
 
 def test_one_service_reads_for_a_block_and_ends_with_it() -> None:
-    Context().run(kept_here)
+    Context().run(require_no_process)
 
 
 def test_a_service_that_is_offered_is_the_kept_one() -> None:

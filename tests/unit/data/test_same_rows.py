@@ -93,13 +93,13 @@ sets = st.sampled_from(sorted(SHAPES)).flatmap(lambda name: st.lists(SHAPES[name
 # Writers
 
 
-def columns_of(records: Records) -> list[str]:
+def list_columns(records: Records) -> list[str]:
     return list(dict.fromkeys(key for record in records for key in record))
 
 
 def uniform(records: Records) -> Records:
     """Rows whose columns have one type each: Arrow has no column of texts and lists, so these become JSON text."""
-    names = columns_of(records)
+    names = list_columns(records)
     kinds = {name: {type(record[name]) for record in records if name in record} for name in names}
     nested = {name for name in names if len(kinds[name]) > 1 and kinds[name] & set(JSON_TYPES)}
     return [record for record in records if not nested & record.keys()]
@@ -109,16 +109,16 @@ def cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, JSON_TYPES) else value
 
 
-def delimited(records: Records, delimiter: str) -> bytes:
+def write_delimited(records: Records, delimiter: str) -> bytes:
     out = io.StringIO(newline="")
     writer = csv.writer(out, delimiter=delimiter)
-    writer.writerow(columns_of(records))
-    writer.writerows([cell(record.get(name, "")) for name in columns_of(records)] for record in records)
+    writer.writerow(list_columns(records))
+    writer.writerows([cell(record.get(name, "")) for name in list_columns(records)] for record in records)
     return out.getvalue().encode()
 
 
-def table_of(records: Records, *, views: bool = False, floats: bool = False) -> pa.Table:
-    whole = [{name: record.get(name) for name in columns_of(records)} for record in records]
+def make_table(records: Records, *, views: bool = False, floats: bool = False) -> pa.Table:
+    whole = [{name: record.get(name) for name in list_columns(records)} for record in records]
     if floats:
         whole = [
             {key: float(value) if isinstance(value, bool) else value for key, value in row.items()} for row in whole
@@ -156,25 +156,25 @@ def large(table: pa.Table) -> pa.Table:
 TEXT_FILES: dict[str, Callable[[Records], bytes]] = {
     "rows.jsonl": lambda records: "".join(json.dumps(record) + "\n" for record in records).encode(),
     "rows.json": lambda records: json.dumps(records, indent=1, ensure_ascii=False).encode(),
-    "rows.csv": lambda records: delimited(records, ","),
-    "semicolons.csv": lambda records: delimited(records, ";"),
-    "rows.tsv": lambda records: delimited(records, "\t"),
+    "rows.csv": lambda records: write_delimited(records, ","),
+    "semicolons.csv": lambda records: write_delimited(records, ";"),
+    "rows.tsv": lambda records: write_delimited(records, "\t"),
 }
 COLUMN_FILES: dict[str, Callable[[Records], bytes]] = {
-    "rows.parquet": lambda records: parquet_bytes(table_of(records)),
-    "floats.parquet": lambda records: parquet_bytes(table_of(records, floats=True)),
-    "views.parquet": lambda records: parquet_bytes(table_of(records, views=True)),
-    "dictionaries.parquet": lambda records: parquet_bytes(dictionaries(table_of(records))),
-    "large.parquet": lambda records: parquet_bytes(large(table_of(records))),
-    "rows.arrow": lambda records: arrow_bytes(table_of(records), ipc.new_file),
-    "stream.arrow": lambda records: arrow_bytes(large(table_of(records)), ipc.new_stream),
+    "rows.parquet": lambda records: parquet_bytes(make_table(records)),
+    "floats.parquet": lambda records: parquet_bytes(make_table(records, floats=True)),
+    "views.parquet": lambda records: parquet_bytes(make_table(records, views=True)),
+    "dictionaries.parquet": lambda records: parquet_bytes(dictionaries(make_table(records))),
+    "large.parquet": lambda records: parquet_bytes(large(make_table(records))),
+    "rows.arrow": lambda records: arrow_bytes(make_table(records), ipc.new_file),
+    "stream.arrow": lambda records: arrow_bytes(large(make_table(records)), ipc.new_stream),
 }
 
 
 # Readers
 
 
-def rows_of(opened: Any) -> tuple[list[Any], int]:
+def list_rows(opened: Any) -> tuple[list[Any], int]:
     """The rows without where they were read, and how many were bad."""
     chunks = list(opened.chunks)
     rows = [row for chunk in chunks for row in chunk.rows]
@@ -186,11 +186,11 @@ def rows_of(opened: Any) -> tuple[list[Any], int]:
 def read_file(folder: Path, name: str, content: bytes) -> tuple[list[Any], int]:
     path = folder / name
     path.write_bytes(content)
-    return rows_of(row_set([path], DataFormat.AUTO, name, [folder], Limits()))
+    return list_rows(row_set([path], DataFormat.AUTO, name, [folder], Limits()))
 
 
 def read_sqlite(folder: Path, records: Records, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int]:
-    names, database_path = columns_of(records), folder / "rows.db"
+    names, database_path = list_columns(records), folder / "rows.db"
     with sqlite3.connect(database_path) as database:
         database.execute(f"CREATE TABLE rows ({', '.join(names)})")
         values = ([cell(record.get(name)) for name in names] for record in records)
@@ -207,7 +207,7 @@ def read_sqlite(folder: Path, records: Records, monkeypatch: pytest.MonkeyPatch)
 
 
 def read_duckdb(folder: Path, name: str) -> tuple[list[Any], int]:
-    return rows_of(open_query("SELECT * FROM t", {"t": folder / name}, DataFormat.AUTO, [folder]))
+    return list_rows(open_query("SELECT * FROM t", {"t": folder / name}, DataFormat.AUTO, [folder]))
 
 
 def differences(records: Records, monkeypatch: pytest.MonkeyPatch, *, queries: bool) -> Iterable[str]:

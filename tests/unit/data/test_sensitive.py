@@ -49,7 +49,7 @@ PRIVATE = f"-----BEGIN PRIVATE KEY-----\n{'aB3+' * 16}\n-----END PRIVATE KEY----
 SECRETS = {"email": MAIL, "phone": PHONE, "card": CARD, "api_key": KEY, "private_key": PRIVATE}
 
 
-def looked_at(text: str, rules: Rules) -> Looked:
+def scan_text(text: str, rules: Rules) -> Looked:
     return whole_text(text, rules, rules.detectors)
 
 
@@ -70,7 +70,7 @@ def cases() -> Iterator[Case]:
 
 def find_values(text: str) -> list[tuple[str, str]]:
     """What is found, by taking the text apart at the placeholders."""
-    masked = looked_at(text, compile_rules(ALL)).bare
+    masked = scan_text(text, compile_rules(ALL)).bare
     names = {row.placeholder: rule for rule, row in detectors(()).items()}
     pattern = re.compile("|".join(map(re.escape, names)))
     between = [re.escape(part) for part in pattern.split(masked)]
@@ -118,17 +118,17 @@ def test_every_example_is_a_candidate_of_its_rule(rule: str, tmp_path: Path) -> 
 
 def test_numbers_of_a_country_without_its_code_are_found_where_the_region_is_named() -> None:
     text = "Teléfono 912 345 678"
-    assert looked_at(text, compile_rules(SensitiveRules(phone="mask"))).bare == text
+    assert scan_text(text, compile_rules(SensitiveRules(phone="mask"))).bare == text
     spain = compile_rules(SensitiveRules(phone="mask", phone_regions=("ES",)))
-    assert looked_at(text, spain).bare == "Teléfono [PHONE]"
+    assert scan_text(text, spain).bare == "Teléfono [PHONE]"
 
 
 @given(st.text(st.sampled_from("ab1 .@-+()/:=\n"), max_size=80))
 def test_a_masked_text_has_nothing_left_to_mask(text: str) -> None:
     rules = compile_rules(ALL)
-    looked = looked_at(f"{text} {MAIL} {text} {KEY} {text}", rules)
+    looked = scan_text(f"{text} {MAIL} {text} {KEY} {text}", rules)
     assert looked.matches["email"] >= 1 <= looked.matches["api_key"]
-    assert not looked_at(looked.bare, rules).matches
+    assert not scan_text(looked.bare, rules).matches
 
 
 @given(st.integers(10**14, 10**15 - 1))
@@ -164,7 +164,7 @@ def test_time_grows_with_the_length_whatever_is_in_a_text(name: str) -> None:
         best = 9.0
         for _ in range(2):
             start = time.process_time()
-            looked_at(text_part, rules)
+            scan_text(text_part, rules)
             best = min(best, time.process_time() - start)
         return best
 

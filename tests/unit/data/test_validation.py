@@ -442,7 +442,7 @@ def question(row: Row) -> str:
     return " ".join(" ".join(message.content.split()) for message in messages if message.role != "system")
 
 
-def validated(rows: list[Row], folder: Path, config: dict[str, Any]) -> Validated | None:
+def validate_rows(rows: list[Row], folder: Path, config: dict[str, Any]) -> Validated | None:
     """The run's outputs; None if no row was kept, which has to be said in that case only."""
     try:
         return run(rows, folder, **config)
@@ -456,7 +456,7 @@ def validated(rows: list[Row], folder: Path, config: dict[str, Any]) -> Validate
 @given(SETS, CONFIGS)
 def test_whatever_comes_in_is_accounted_for_and_nothing_leaks(rows: list[Row], config: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as name:
-        out = validated(rows, Path(name), config)
+        out = validate_rows(rows, Path(name), config)
         if out is None:
             assert not (Path(name) / "out" / PORTS[type(rows[0])].value / "rows.arrow").exists()
             return

@@ -42,7 +42,7 @@ LOOSE: dict[str, Any] = {
 """A validator that drops nothing but what the test at hand is about."""
 
 
-def by_words(items: Sequence[Item]) -> list[int]:
+def count_words(items: Sequence[Item]) -> list[int]:
     """A token counter: one token a word, none for the template."""
     return [len(item.split()) if isinstance(item, str) else sum(len(m.content.split()) for m in item) for item in items]
 
@@ -58,13 +58,15 @@ def preference(
     return PreferenceRow([Message("user", prompt)], *sides, **more)
 
 
-def labelled(prompt: str = "Which?", completion: str = "The first.", label: bool = True, **more: Any) -> LabelledRow:
+def make_labelled(
+    prompt: str = "Which?", completion: str = "The first.", label: bool = True, **more: Any
+) -> LabelledRow:
     return LabelledRow([Message("user", prompt)], [Message("assistant", completion)], label, **more)
 
 
 def sieve(tmp_path: Path, port: Port = Port.SFT, **config: Any) -> RowFilter:
     rules = ValidatorConfig(**{**LOOSE, **config})
-    return RowFilter(rules, port, RowLedger(tmp_path / "quarantine.jsonl"), by_words)
+    return RowFilter(rules, port, RowLedger(tmp_path / "quarantine.jsonl"), count_words)
 
 
 def block(rows: Sequence[Row]) -> Block:
@@ -113,7 +115,7 @@ def run(
         ValidatorConfig(**{**LOOSE, **config}),
         source,
         folder / "out",
-        tokens=by_words,
+        tokens=count_words,
         documents=documents,
         report=lambda fraction, text: None,
     )

@@ -11,9 +11,8 @@ import pytest
 
 from trainyard.errors import InvalidInput, NotFound, Unavailable
 from trainyard.evals.benchmarks.generated import normalise, word_f1
-from trainyard.evals.benchmarks.harness import sample_values
 from trainyard.evals.benchmarks.likelihood import GENERAL_SET
-from trainyard.evals.benchmarks.table import BENCHMARKS, benchmark
+from trainyard.evals.benchmarks.table import BENCHMARKS, benchmark, sample_values
 from trainyard.evals.cases import Case, TimedAnswer
 from trainyard.evals.tasks import read_task_file
 from trainyard.testing.toy_model import ToyModel

@@ -32,7 +32,7 @@ TRAINING = {
 }
 
 
-def scored(name: str, chosen_set: str, values: dict[str, list[float]], **fields: Any) -> dict[str, Any]:
+def make_scores(name: str, chosen_set: str, values: dict[str, list[float]], **fields: Any) -> dict[str, Any]:
     rows = [f"row:{index}" for index in range(len(values["candidate"]))]
     margins = {"margin": 0.0, "relative_margin": 0.0}
     base = {"name": name, "set": chosen_set, "gold": "synthetic (extractive)", "skipped": 0, **margins}
@@ -64,7 +64,7 @@ SHUFFLED = [4.1, 4.2, 3.9, 4.1, 4.3, 3.9, 5.2, 5.1]
 
 def report(tmp_path: Path, times: int = 1, control: list[float] = SHUFFLED, **fields: Any) -> dict[str, Any]:
     values = {"baseline": BASE * times, "candidate": TUNED * times, "control": control * times}
-    return build_report(job(tmp_path), scores(scored("heldout_loss", "unseen_wording", values, **fields)))
+    return build_report(job(tmp_path), scores(make_scores("heldout_loss", "unseen_wording", values, **fields)))
 
 
 def thinking(tmp_path: Path, control: str | None, **latent: Any) -> list[str]:
@@ -74,7 +74,7 @@ def thinking(tmp_path: Path, control: str | None, **latent: Any) -> list[str]:
     for name, record in (("candidate", stage), ("control", {"control": control})):
         (tmp_path / name / "training.json").write_text(json.dumps({**TRAINING, **record}))
     values = {"baseline": BASE, "candidate": TUNED, **({"control": TUNED} if control else {})}
-    return list(build_report(evaluation_job, scores(scored("heldout_loss", "unseen_wording", values)))["notes"])
+    return list(build_report(evaluation_job, scores(make_scores("heldout_loss", "unseen_wording", values)))["notes"])
 
 
 def test_thoughts_without_a_control_of_the_same_curriculum_say_so(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_better_on_few_rows_says_so_and_on_many_does_not(tmp_path: Path) -> None
     facts = {**TRAINING, "data": {"tokens": {}, "rows": {"read": 20, "trained": 14}}}
     (tmp_path / "candidate" / "training.json").write_text(json.dumps(facts))
     report_body = build_report(
-        evaluation_job, scores(scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
+        evaluation_job, scores(make_scores("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
     )
     assert report_body["gate"]["cautions"] == headline(report_body)["cautions"] == describe_small_sets(14, 8)
     assert (report_body["gate"]["better"], report_body["gate"]["better_on_few"]) == (False, True)
@@ -170,20 +170,20 @@ def test_better_on_few_rows_says_so_and_on_many_does_not(tmp_path: Path) -> None
     facts["data"]["rows"]["trained"] = 40
     (tmp_path / "candidate" / "training.json").write_text(json.dumps(facts))
     report_body = build_report(
-        lower, scores(scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
+        lower, scores(make_scores("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
     )
     assert report_body["gate"]["better"]
     assert markdown(report_body).startswith("# Evaluation report\n\n**Better, on few rows.** The candidate may replace")
     many = {"baseline": BASE * 5, "candidate": TUNED * 5}
     (tmp_path / "candidate" / "training.json").write_text(json.dumps(TRAINING))
-    report_body = build_report(evaluation_job, scores(scored("heldout_loss", "unseen_wording", many)))
+    report_body = build_report(evaluation_job, scores(make_scores("heldout_loss", "unseen_wording", many)))
     assert report_body["gate"]["cautions"] == []
     assert markdown(report_body).startswith("# Evaluation report\n\n**Better.**")
 
 
 def test_not_better_lists_every_reason(tmp_path: Path) -> None:
-    loss = scored("heldout_loss", "unseen_wording", {"baseline": TUNED * 4, "candidate": BASE * 4})
-    right = scored("exact_match", "unseen_wording", {"baseline": [1.0] * 32, "candidate": [0.5] * 32})
+    loss = make_scores("heldout_loss", "unseen_wording", {"baseline": TUNED * 4, "candidate": BASE * 4})
+    right = make_scores("exact_match", "unseen_wording", {"baseline": [1.0] * 32, "candidate": [0.5] * 32})
     report_body = build_report(job(tmp_path, control=False), scores(loss, right))
     assert len(report_body["gate"]["reasons"]) == 2
     assert "**Not better**, for 2 reasons. The candidate is not deployed." in markdown(report_body)
@@ -225,14 +225,16 @@ def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
 
 
 def test_a_verdict_in_one_line_names_what_decided_it() -> None:
-    def line(**facts: Any) -> str:
+    def summarize_line(**facts: Any) -> str:
         metric = {"baseline": 5.46, "candidate": 4.854}
         all_facts = {"primary": "loss/heldout", "benchmarks": {"loss/heldout": metric}, **facts}
         return summary("evaluator", NodeOutput(key="k", outputs={}, facts=all_facts))
 
-    assert line(better=True) == "better than the baseline on loss/heldout (5.460 to 4.854)"
-    assert line(better=True, cautions=["Only 20 rows."]).endswith(" (5.460 to 4.854), on few rows: Only 20 rows")
-    decided = line(better=False, reasons=["f1/heldout: improvement -0.1.", "loss/heldout: worse."])
+    assert summarize_line(better=True) == "better than the baseline on loss/heldout (5.460 to 4.854)"
+    assert summarize_line(better=True, cautions=["Only 20 rows."]).endswith(
+        " (5.460 to 4.854), on few rows: Only 20 rows"
+    )
+    decided = summarize_line(better=False, reasons=["f1/heldout: improvement -0.1.", "loss/heldout: worse."])
     assert decided == ("not better than the baseline on loss/heldout (5.460 to 4.854): f1/heldout, loss/heldout failed")
 
 
@@ -255,13 +257,13 @@ def test_a_candidate_has_to_be_better_than_base_and_live(tmp_path: Path) -> None
     values = {"baseline": BASE * 4, "candidate": TUNED * 4, "live": SHUFFLED * 4}
     live = Participant(name="live adapter acme/desk/v1", path="/srv/adapters/acme/desk/v1", kind="adapter")
     evaluation_job = job(tmp_path, control=False).model_copy(update={"live": live})
-    report_body = build_report(evaluation_job, scores(scored("heldout_loss", "unseen_wording", values)))
+    report_body = build_report(evaluation_job, scores(make_scores("heldout_loss", "unseen_wording", values)))
     assert not report_body["gate"]["better"]
     (reason,) = report_body["gate"]["reasons"]
     assert "over acme/desk/v1, which is live and stays" in reason
     assert (report_body["live"], report_body["benchmarks"][0]["live"]) == ("acme/desk/v1", pytest.approx(4.35))
     assert "| live | better than live by |" in markdown(report_body)
     values["live"] = BASE * 4
-    report_body = build_report(evaluation_job, scores(scored("heldout_loss", "unseen_wording", values)))
+    report_body = build_report(evaluation_job, scores(make_scores("heldout_loss", "unseen_wording", values)))
     assert report_body["gate"]["better"]
     assert headline(report_body)["live"] == "acme/desk/v1"

@@ -43,7 +43,7 @@ def longer_wins(exchange: Exchange) -> str:
     return verdict("tie" if first == second else "A" if first > second else "B")
 
 
-def biased(every: int) -> Reply:
+def make_biased(every: int) -> Reply:
     """The same judge, which in each n-th row always prefers what is shown first."""
 
     def reply(exchange: Exchange) -> str:
@@ -104,7 +104,7 @@ def test_a_judge_without_a_bias_has_none_and_its_verdicts_count(tmp_path: Path) 
 
 
 def test_a_planted_position_bias_is_reported_and_its_rows_do_not_count(tmp_path: Path) -> None:
-    line, entry = run(tmp_path, biased(5))
+    line, entry = run(tmp_path, make_biased(5))
     bias = line["judge"]["position_bias"]
     assert (bias["pairs"], bias["flips"], bias["mean"]) == (ROWS, 8, 0.2)
     assert 0.05 < bias["low"] < 0.2 < bias["high"] < 0.4
@@ -162,7 +162,7 @@ def test_labels_give_accuracy_and_kappa(tmp_path: Path) -> None:
     line, _ = run(tmp_path, longer_wins, labelled=True)
     agreed = line["judge"]["agreement"]
     assert (agreed["pairs"], agreed["accuracy"]["mean"], agreed["kappa"]["mean"]) == (ROWS, 1.0, 1.0)
-    line, _ = run(tmp_path, biased(2), labelled=True)
+    line, _ = run(tmp_path, make_biased(2), labelled=True)
     agreed = line["judge"]["agreement"]
     assert agreed["accuracy"]["mean"] == 0.75  # of the biased half one order is right
     assert agreed["kappa"]["mean"] == pytest.approx(0.5)
@@ -178,12 +178,12 @@ def test_kappa_by_hand() -> None:
 
 
 def test_a_rubric_scores_each_answer_by_itself(tmp_path: Path) -> None:
-    def by_length(exchange: Exchange) -> str:
+    def score_by_length(exchange: Exchange) -> str:
         assert "Is it long?" in exchange.body["messages"][0]["content"]
         assert exchange.body["response_format"]["json_schema"]["schema"]["properties"]["score"]["maximum"] == 5
         return json.dumps({"reason": "length", "score": 5 if len(read_answers(exchange)[0]) > 4 else 2})
 
-    line, entry = run(tmp_path, by_length, "judge_rubric", rubric="Is it long?")
+    line, entry = run(tmp_path, score_by_length, "judge_rubric", rubric="Is it long?")
     assert (entry["baseline"], entry["candidate"]) == (2.0, 0.75 * 5 + 0.25 * 2)
     assert line["judge"]["calls"] == 2 * ROWS
 

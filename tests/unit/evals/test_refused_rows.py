@@ -19,7 +19,7 @@ from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.evals.model import HuggingFaceModel
 from trainyard.evals.report import skipped_note
 from trainyard.evals.reward_model import RewardModel
-from trainyard.evals.selection.program import AnswerJudge, report_refusals
+from trainyard.evals.selection_program import AnswerJudge, report_refusals
 from trainyard.spec.nodes import BenchmarkSpec, EvaluatorConfig
 
 USER = {"role": "user", "content": "What is a chain?"}

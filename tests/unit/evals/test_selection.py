@@ -17,8 +17,8 @@ from trainyard.data.generation.candidates import Candidates
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import Message, Row, SftRow, read_rows, write_rows
 from trainyard.errors import Conflict
-from trainyard.evals.selection.choosing import SelectionJob, choose_best
-from trainyard.evals.selection.program import load_judge
+from trainyard.evals.selection import SelectionJob, choose_best
+from trainyard.evals.selection_program import load_judge
 from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import Produced, ProducedSet
 
@@ -45,7 +45,7 @@ def write_candidates(folder: Path) -> Produced:
     return Produced(outputs={Port.SFT: ProducedSet(folder="sft", rows=6, facts=facts)}, facts=facts)
 
 
-def scores_of(model: Any, base: Path) -> list[list[float | None]]:
+def compute_scores(model: Any, base: Path) -> list[list[float | None]]:
     """What the model says of each candidate, one row at a time; None for the one that is too long for it."""
     renderer = Renderer(AutoTokenizer.from_pretrained(base))
     scores: list[list[float | None]] = []
@@ -72,7 +72,7 @@ def test_the_answer_with_the_highest_reward_stays(
     produced = choose_best(
         write_candidates(tmp_path), tmp_path, folder / "adapter", threads=1, seed=0, on_event=events.append
     )
-    expected = scores_of(model, tiny_model)
+    expected = compute_scores(model, tiny_model)
     assert expected[2][2] is None
     best = [
         max(range(3), key=lambda at, scores=scores: -1e9 if scores[at] is None else scores[at])  # type: ignore[misc]
@@ -96,7 +96,7 @@ def test_the_answer_with_the_highest_reward_stays(
 
 def test_a_batch_scores_as_single_rows_do(trained_reward: tuple[Path, Any], tiny_model: Path, tmp_path: Path) -> None:  # noqa: F811
     judge = load_judge(SelectionJob(reward_model=str(trained_reward[0] / "adapter"), candidates=""))
-    for row_scores, expected in zip(judge.score(QUESTIONS), scores_of(trained_reward[1], tiny_model), strict=True):
+    for row_scores, expected in zip(judge.score(QUESTIONS), compute_scores(trained_reward[1], tiny_model), strict=True):
         assert row_scores == [pytest.approx(value, abs=1e-4) if value is not None else None for value in expected]
 
 

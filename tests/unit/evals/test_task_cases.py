@@ -20,7 +20,7 @@ def talk(question: str = "Who?", answer: str = "Nobody.") -> list[Message]:
     return [Message("user", question), Message("assistant", answer)]
 
 
-def held(path: Path, port: Port, rows: list[Row], name: str = "unseen_documents") -> HeldOutSet:
+def make_held_out(path: Path, port: Port, rows: list[Row], name: str = "unseen_documents") -> HeldOutSet:
     write_rows(path, port, rows)
     return HeldOutSet(name=name, port=port, path=str(path))  # type: ignore[arg-type]
 
@@ -66,16 +66,16 @@ def test_each_shape_of_row_gives_what_its_benchmarks_need() -> None:
 
 def test_a_long_set_is_thinned_evenly(tmp_path: Path) -> None:
     rows: list[Row] = [SftRow(talk(answer=str(index)), source=f"f:{index}") for index in range(100)]
-    evaluation_job = job(held(tmp_path / "h.arrow", Port.SFT, rows))
+    evaluation_job = job(make_held_out(tmp_path / "h.arrow", Port.SFT, rows))
     cases = cases_of(BenchmarkSpec(name="heldout_loss", set="unseen_documents", max_rows=4), evaluation_job)
     assert [case.id for case in cases] == ["f:0", "f:25", "f:50", "f:75"]
     assert spread(cases, 4) is cases
 
 
 def test_where_two_ports_share_a_set_each_benchmark_takes_its_own(tmp_path: Path) -> None:
-    sft = held(tmp_path / "s.arrow", Port.SFT, [SftRow(talk(), source="s:1")])
+    sft = make_held_out(tmp_path / "s.arrow", Port.SFT, [SftRow(talk(), source="s:1")])
     pairs: list[Row] = [PreferenceRow([Message("user", "q")], talk()[1:], talk(answer="b")[1:], source="p:1")]
-    both = job(sft, held(tmp_path / "p.arrow", Port.PREFERENCE, pairs))
+    both = job(sft, make_held_out(tmp_path / "p.arrow", Port.PREFERENCE, pairs))
     labels = [label(line) for line in listed_benchmarks(both)]
     assert labels == [
         "heldout_loss/unseen_documents",
@@ -90,7 +90,7 @@ def test_where_two_ports_share_a_set_each_benchmark_takes_its_own(tmp_path: Path
 def test_a_listed_benchmark_without_a_set_runs_on_every_set(tmp_path: Path) -> None:
     rows: list[Row] = [SftRow(talk(), source="s:1")]
     names = ("unseen_wording", "unseen_documents")
-    sets = [held(tmp_path / f"{name}.arrow", Port.SFT, rows, name) for name in names]
+    sets = [make_held_out(tmp_path / f"{name}.arrow", Port.SFT, rows, name) for name in names]
     listed = listed_benchmarks(job(*sets, benchmarks=[{"name": "f1", "margin": 0.1}]))
     assert [(label(line), line.margin) for line in listed] == [("f1/unseen_wording", 0.1), ("f1/unseen_documents", 0.1)]
 
@@ -101,13 +101,13 @@ def test_a_benchmark_without_any_rows_is_refused() -> None:
 
 
 def test_a_benchmark_that_does_not_fit_its_set_is_refused(tmp_path: Path) -> None:
-    evaluation_job = job(held(tmp_path / "h.arrow", Port.SFT, [SftRow(talk(), source="s:1")]))
+    evaluation_job = job(make_held_out(tmp_path / "h.arrow", Port.SFT, [SftRow(talk(), source="s:1")]))
     with pytest.raises(InvalidInput, match=r"multiple_choice/unseen_documents has no row with the field 'choices'"):
         cases_of(BenchmarkSpec(name="multiple_choice", set="unseen_documents"), evaluation_job)
 
 
 def test_the_origin_of_the_gold_is_named(tmp_path: Path) -> None:
-    evaluation_job = job(held(tmp_path / "h.arrow", Port.SFT, [SftRow(talk(), source="s:1")]))
+    evaluation_job = job(make_held_out(tmp_path / "h.arrow", Port.SFT, [SftRow(talk(), source="s:1")]))
     assert gold_of(BenchmarkSpec(name="f1", path="/data/quiz.jsonl"), evaluation_job) == "file (quiz.jsonl)"
     assert gold_of(BenchmarkSpec(name="f1", set="unseen_documents"), evaluation_job) == "file"
     assert gold_of(BenchmarkSpec(name="forgetting"), evaluation_job) == "fixed general text of this package"
@@ -161,12 +161,12 @@ def test_a_missing_task_file_is_named(tmp_path: Path) -> None:
 
 
 def test_held_out_rows_and_cases_are_counted_of_the_set_that_decides(tmp_path: Path) -> None:
-    def row(question: str, document: str) -> SftRow:
+    def make_row(question: str, document: str) -> SftRow:
         messages = [Message("user", question), Message("assistant", "Yes.")]
         return SftRow(messages, source=f"{document}:{question}", doc_id=document)
 
     assert count_held_out(tmp_path, Port.SFT) is None
-    rows = [row(f"Is it {n}?", f"page-{n % 3}") for n in range(9)]
+    rows = [make_row(f"Is it {n}?", f"page-{n % 3}") for n in range(9)]
     write_rows(tmp_path / "heldout" / "unseen_documents.arrow", Port.SFT, rows)
     assert count_held_out(tmp_path, Port.SFT) == (9, 3)
     write_rows(tmp_path / "heldout" / "unseen_wording.arrow", Port.SFT, rows[:4])

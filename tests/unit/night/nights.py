@@ -12,7 +12,7 @@ from trainyard.night.deps import NightDeps
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport
 from trainyard.spec.night import read_night
-from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.local import MemoryGraph
 
 
 class Kept:

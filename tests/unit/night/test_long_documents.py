@@ -136,8 +136,8 @@ def test_parts_that_only_the_graph_has_are_taken_away_after_a_crash(world: Night
 
 
 def dies_at(fatal: str) -> Callable[[str], None]:
-    def at(point: str) -> None:
+    def interrupt_at(point: str) -> None:
         if point == fatal:
             raise KeyboardInterrupt
 
-    return at
+    return interrupt_at

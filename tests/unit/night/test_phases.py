@@ -28,7 +28,7 @@ from trainyard.night.report import markdown, page
 from trainyard.night.worker import poll
 from trainyard.serve.extraction.extraction import Messages
 from trainyard.spec.night import read_night
-from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.local import MemoryGraph
 from trainyard.stores.markers.records import MarkerState, Owner
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.local import FolderStore
@@ -37,7 +37,7 @@ from trainyard.testing.nights.doubles import parse_in_process
 from trainyard.testing.object_server import ObjectServer
 
 
-def without_store(world: NightDeps) -> NightDeps:
+def remove_store(world: NightDeps) -> NightDeps:
     return replace(world, stores=replace(world.stores, objects=None))
 
 
@@ -165,13 +165,13 @@ def test_a_graph_that_is_away_lets_nothing_be_asked(world: NightDeps) -> None:
     night(world)
 
     @contextmanager
-    def away() -> Iterator[MemoryGraph]:
+    def raise_away() -> Iterator[MemoryGraph]:
         raise Unavailable("The graph server does not answer.", do="Start it.", code="E-GRAPH-STORE")
         yield
 
     (world.documents / "copy.md").write_bytes((world.documents / "one.md").read_bytes())
     (world.documents / "new.md").write_text("person Eve", encoding="utf-8")
-    offline_world = replace(world, server=NeverAsked(), stores=replace(world.stores, graph=away))
+    offline_world = replace(world, server=NeverAsked(), stores=replace(world.stores, graph=raise_away))
     report = night(offline_world, "20270103")
     assert (report.state, report.phase1.left) == ("failed", 1)
     assert report.phase1.failure is not None
@@ -192,7 +192,7 @@ def test_forty_nine_are_not_fifty(world: NightDeps) -> None:
 
 
 def test_without_a_weights_store_nothing_is_sent(world: NightDeps) -> None:
-    report = night(without_store(world))
+    report = night(remove_store(world))
     assert [training.outcome for training in report.phase2.trainings] == ["published", "published"]
     assert not (world.documents.parent / "cloud").exists()
 
@@ -437,19 +437,19 @@ def test_a_worker_waits_while_another_program_computes_on_its_device(world: Nigh
     """Such as the model server of phase 1, which takes no lock of this home."""
 
     @contextmanager
-    def occupied(_run: str) -> Iterator[None]:
+    def raise_occupied(_run: str) -> Iterator[None]:
         raise Conflict("cuda:0 is in use by process 4711.", do="End it.", code="E-DEVICE-OCCUPIED")
         yield
 
     printed: list[str] = []
     night(world, phase2={"train": False})
-    assert poll(read_night(CONFIG), replace(world, alone=occupied, say=printed.append)) == []
+    assert poll(read_night(CONFIG), replace(world, alone=raise_occupied, say=printed.append)) == []
     assert len(printed) == 2
     assert "waits: cuda:0 is in use by process 4711" in printed[0]
     assert len(poll(read_night(CONFIG), world)) == 2
 
 
-def other_home(world: NightDeps, folder: Path) -> NightDeps:
+def make_other_home(world: NightDeps, folder: Path) -> NightDeps:
     """Another machine: a home of its own, the same object store."""
     night_program.prepare(folder)
     base_world = night_program.world(folder)
@@ -459,7 +459,7 @@ def other_home(world: NightDeps, folder: Path) -> NightDeps:
 
 def test_what_workers_published_becomes_live_on_the_machine_of_the_night(world: NightDeps, tmp_path: Path) -> None:
     night(world)
-    other = other_home(world, tmp_path / "other")
+    other = make_other_home(world, tmp_path / "other")
     remote = {"phase2": {"mode": "remote"}, "window": {"phase2_s": 1}}
     report = night(other, "20270103", **remote)
     names = ("acme/engineering/v1", "acme/apprenticeship/v1")
@@ -478,7 +478,7 @@ def test_a_published_version_that_is_damaged_is_not_served(world: NightDeps, tmp
     objects = world.stores.objects
     assert objects is not None
     objects.put("adapters/acme/engineering/v1/training.json", b"{}")
-    other = other_home(world, tmp_path / "other")
+    other = make_other_home(world, tmp_path / "other")
     with pytest.raises(Corrupt, match=r"E-CORRUPT: training.json of .*engineering/v1 is not what its manifest"):
         follow_store(other, "acme", ["engineering"])
     assert other.stores.versions.list() == []
@@ -494,7 +494,7 @@ def test_a_manifest_names_no_file_outside_of_its_folder(world: NightDeps, tmp_pa
     value["files"]["../../escaped"] = {"sha256": "0" * 64, "bytes": 1}
     objects.put(name, json.dumps(value).encode())
     with pytest.raises(InvalidInput, match=r"E-NAME.*\.\./\.\./escaped"):
-        follow_store(other_home(world, tmp_path / "other"), "acme", ["engineering"])
+        follow_store(make_other_home(world, tmp_path / "other"), "acme", ["engineering"])
 
 
 def test_a_second_night_at_the_same_time_is_skipped(world: NightDeps) -> None:

@@ -10,7 +10,7 @@ import pytest
 from trainyard.night.planner import LEARNT_FROM, ROUNDS, Planner
 
 
-def served(planner: Planner, slots: int, chance: random.Random, waiting: int = 100_000) -> float:
+def simulate_server(planner: Planner, slots: int, chance: random.Random, waiting: int = 100_000) -> float:
     """Let a server of so many slots do what the planner admits; returns when the last document was done.
 
     A document takes 0.4 to 1.6 seconds in a slot, and waits for one when more are in flight.
@@ -40,7 +40,7 @@ def test_the_second_prediction_holds_for_uneven_documents(slots: int, in_flight:
     wrong = []
     for seed in range(40):
         planner = Planner(0.0, 60.0, in_flight, 25.0 if seed % 2 else 0.1)
-        assert served(planner, slots, random.Random(seed)) <= planner.deadline + 2.0
+        assert simulate_server(planner, slots, random.Random(seed)) <= planner.deadline + 2.0
         assert planner.learnt_predicted is not None
         wrong.append(abs(planner.learnt_predicted / planner.done - 1.0))
     assert sum(error <= 0.15 for error in wrong) >= 36
@@ -49,7 +49,7 @@ def test_the_second_prediction_holds_for_uneven_documents(slots: int, in_flight:
 def test_the_first_prediction_holds_where_the_profile_is_right() -> None:
     planner = Planner(0.0, 60.0, 8, 1.0)
     predicted = planner.predict(100_000)
-    served(planner, 8, random.Random(3))
+    simulate_server(planner, 8, random.Random(3))
     assert abs(predicted / planner.done - 1.0) <= 0.15
 
 

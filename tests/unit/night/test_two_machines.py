@@ -49,7 +49,7 @@ def command(home: Path, store: ObjectServer, *arguments: str) -> subprocess.Pope
     )
 
 
-def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+def read_printed(process: subprocess.Popen[str]) -> dict[str, Any]:
     """What a command with `--json` printed."""
     out, err = process.communicate(timeout=1_400)
     assert process.returncode == 0, err
@@ -91,7 +91,7 @@ def vllm_at_home(home: Path, model: Path) -> Iterator[tuple[dict[str, str], str]
 
 
 @contextmanager
-def embedded_at_home(home: Path, model: Path) -> Iterator[tuple[dict[str, str], str]]:
+def embed_at_home(home: Path, model: Path) -> Iterator[tuple[dict[str, str], str]]:
     """The embedded server of the first machine."""
     settings = Settings(home=home)
     try:
@@ -101,7 +101,7 @@ def embedded_at_home(home: Path, model: Path) -> Iterator[tuple[dict[str, str], 
 
 
 @pytest.mark.timeout(1_500)  # three processes import torch
-@pytest.mark.parametrize("serving", [vllm_at_home, slow(embedded_at_home)])
+@pytest.mark.parametrize("serving", [vllm_at_home, slow(embed_at_home)])
 def test_a_marker_of_one_machine_is_trained_by_another_and_served_by_the_first(
     serving: Serving, tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -114,11 +114,11 @@ def test_a_marker_of_one_machine_is_trained_by_another_and_served_by_the_first(
         order = config(first, tiny_model, mode="remote", targets=[target])
         worker = command(second, store, "nightly", "worker", "--config", polling)
         try:
-            report = result(command(first, store, "nightly", "run", "--config", order, "--json"))
+            report = read_printed(command(first, store, "nightly", "run", "--config", order, "--json"))
         finally:
             worker.terminate()
             worker.communicate(timeout=60)
-        status = result(command(second, store, "nightly", "status", "--config", polling, "--json"))
+        status = read_printed(command(second, store, "nightly", "status", "--config", polling, "--json"))
         body = {"model": NAME, "messages": [{"role": "user", "content": "+1"}], "max_tokens": 4}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert report["state"] == "completed"

@@ -47,7 +47,7 @@ def tables_drawn() -> Iterator[Calls]:
         sys.setprofile(None)
 
 
-def rendered_tables() -> tuple[Calls, set[str]]:
+def render_tables() -> tuple[Calls, set[str]]:
     """Every table of every operation's text for its wide answers, and the operations that have a text for one."""
     all_calls: Calls = []
     rendered = set()
@@ -74,7 +74,7 @@ def call_sites() -> set[tuple[str, int]]:
 @pytest.mark.parametrize("columns", [80, 100])
 def test_every_table_fits_and_what_is_copied_is_whole(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    calls, rendered = rendered_tables()
+    calls, rendered = render_tables()
     assert rendered == {*OPERATIONS}, "no answer of these has a text"
     for file, line, values, text in calls:
         wide = [row for row in text.splitlines() if cell_width(row) > columns]

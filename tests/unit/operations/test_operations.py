@@ -157,12 +157,12 @@ def test_the_doctor_reads_the_config_of_the_night(context: Context) -> None:
     path = context.settings.home / "nightly.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("serving: {profile: mine}\n")
-    assert "profile mine" in one_check(context, "night").detail
+    assert "profile mine" in find_check(context, "night").detail
     path.write_text("serving: {profil: mine}\n")
-    assert not one_check(context, "night").ok
+    assert not find_check(context, "night").ok
 
 
-def one_check(context: Context, name: str) -> Any:
+def find_check(context: Context, name: str) -> Any:
     return next(check for check in examine(Nothing(), context).checks if check.name == name)
 
 

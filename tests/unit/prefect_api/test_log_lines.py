@@ -8,7 +8,7 @@ import time
 
 from prefect.logging.formatters import JsonFormatter
 
-from trainyard.prefect_api.log_lines import log_line
+from trainyard.prefect_api.reviving import log_line
 from trainyard.settings import load_settings
 
 

@@ -56,7 +56,7 @@ def chat(client: TestClient, **more: Any) -> dict[str, Any]:
     return completion
 
 
-def streamed(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
+def stream_lines(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
     answer = client.post(path, json={"model": NAME, "max_tokens": 8, "seed": 5, "stream": True, **body})
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     assert lines[-1] == "[DONE]"
@@ -105,7 +105,7 @@ def test_several_choices_have_their_own_seeds(client: TestClient) -> None:
 
 def test_a_stream_has_every_choice(client: TestClient) -> None:
     whole = chat(client, n=2)["choices"]
-    chunks = streamed(client, CHAT, messages=MESSAGES, n=2, stream_options={"include_usage": True})
+    chunks = stream_lines(client, CHAT, messages=MESSAGES, n=2, stream_options={"include_usage": True})
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] <= 16
     for index, choice in enumerate(whole):
@@ -121,7 +121,7 @@ def test_choices_of_text_completions_follow_their_prompts(client: TestClient) ->
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     second = client.post(TEXT, json={**body, "prompt": "The quick"}).json()
     assert [choice["text"] for choice in answer["choices"][2:]] == [choice["text"] for choice in second["choices"]]
-    chunks = streamed(client, TEXT, prompt="A chain", n=2)
+    chunks = stream_lines(client, TEXT, prompt="A chain", n=2)
     assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1}
 
 

@@ -47,7 +47,7 @@ HELLO = [{"role": "user", "content": "Hello there"}]
 KEY = "sk-very-secret"
 
 
-def client_of(server: ScriptedServer, *, retries: int = 2, timeout_s: float = 60, concurrency: int = 4) -> ChatClient:
+def make_client(server: ScriptedServer, *, retries: int = 2, timeout_s: float = 60, concurrency: int = 4) -> ChatClient:
     return ChatClient(
         server.url, "scripted", KEY, concurrency=concurrency, retries=retries, timeout_s=timeout_s, first_wait_s=0.01
     )
@@ -57,7 +57,7 @@ async def complete_hello(
     script: Sequence[Behaviour], *, timeout_s: float = 60, retries: int = 2
 ) -> tuple[Completion, ChatClient]:
     with ScriptedServer(script) as server:
-        async with client_of(server, timeout_s=timeout_s, retries=retries) as client:
+        async with make_client(server, timeout_s=timeout_s, retries=retries) as client:
             return await client.complete(HELLO), client
 
 
@@ -70,7 +70,7 @@ async def test_a_completion_carries_text_tokens_and_attempts() -> None:
 async def test_options_and_schema_are_sent_only_when_given() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     with ScriptedServer() as server:
-        async with client_of(server) as client:
+        async with make_client(server) as client:
             await client.complete(HELLO)
             completion = await client.complete(HELLO, schema, 7, max_tokens=9, temperature=0.0)
     assert server.requests[0] == {"model": "scripted", "messages": HELLO}
@@ -205,7 +205,7 @@ async def test_nobody_listens() -> None:
 
 async def test_at_most_concurrency_requests_are_under_way_on_as_many_connections() -> None:
     with ScriptedServer(then=slow(0.01)) as server:
-        async with client_of(server, concurrency=5) as client:
+        async with make_client(server, concurrency=5) as client:
             await asyncio.gather(*(client.complete(HELLO) for _ in range(40)))
             assert len(server.connections) == 5
     assert server.most_busy == 5
@@ -213,7 +213,7 @@ async def test_at_most_concurrency_requests_are_under_way_on_as_many_connections
 
 async def test_a_connection_that_the_server_closed_meanwhile_is_replaced() -> None:
     with ScriptedServer() as server:
-        async with client_of(server, retries=1) as client:
+        async with make_client(server, retries=1) as client:
             await client.complete(HELLO)
             server._loop.call_soon_threadsafe(lambda: [each.close() for each in list(server.connections)])
             await asyncio.sleep(0.05)
@@ -222,7 +222,7 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_replaced() -> No
 
 async def test_the_key_is_sent_and_never_shown() -> None:
     with ScriptedServer([status(401, f"no such key: {KEY}")], api_key=KEY) as server:
-        client = client_of(server)
+        client = make_client(server)
         async with client:
             with pytest.raises(ServerRefused, match=r"no such key: \*\*\*") as caught:
                 await client.complete(HELLO)

@@ -111,7 +111,7 @@ def embedded() -> Iterator[VllmDouble]:
         yield double
 
 
-def at(kind: str, double: VllmDouble, **fields: Any) -> dict[str, Any]:
+def make_target(kind: str, double: VllmDouble, **fields: Any) -> dict[str, Any]:
     return {"type": kind, "url": double.url, **fields}
 
 
@@ -127,7 +127,7 @@ def test_a_better_adapter_becomes_the_live_version(yard: Yard) -> None:
 
 
 def test_an_adapter_that_was_replaced_never_goes_live_again_by_a_run(yard: Yard, embedded: VllmDouble) -> None:
-    target = at("embedded", embedded)
+    target = make_target("embedded", embedded)
     first = yard.adapter
     yard.deploy(target, run_key="one")
     yard.adapter = make_adapter(yard.folder / "second")
@@ -152,14 +152,14 @@ def test_an_adapter_that_was_replaced_never_goes_live_again_by_a_run(yard: Yard,
 
 
 def test_a_version_whose_deployment_failed_is_deployed_by_the_next_try(yard: Yard, vllm: VllmDouble) -> None:
-    yard.deploy(at("vllm", vllm))
+    yard.deploy(make_target("vllm", vllm))
     yard.adapter = make_adapter(yard.folder / "second")
     yard.report = make_report(yard.folder / "report-2", yard.adapter)
     vllm.mute.add("acme/bot/v2")
     with pytest.raises(TrainyardError, match="E-CANARY"):
-        yard.deploy(at("vllm", vllm), run_key="two")
+        yard.deploy(make_target("vllm", vllm), run_key="two")
     vllm.mute.clear()
-    assert yard.deploy(at("vllm", vllm), run_key="two").facts["version"] == "acme/bot/v2"
+    assert yard.deploy(make_target("vllm", vllm), run_key="two").facts["version"] == "acme/bot/v2"
     assert yard.live() == 2
 
 
@@ -178,7 +178,7 @@ def test_few_rows_go_live_only_when_that_is_allowed(yard: Yard) -> None:
 def test_every_target_answers_and_the_old_version_is_dropped(
     yard: Yard, vllm: VllmDouble, embedded: VllmDouble
 ) -> None:
-    targets = [at("embedded", embedded), at("vllm", vllm)]
+    targets = [make_target("embedded", embedded), make_target("vllm", vllm)]
     yard.deploy(*targets)
     second = yard.deploy(*targets, canary="Are you there?")
     assert set(vllm.adapters) == set(embedded.adapters) == {"acme/bot/v2"}
@@ -190,7 +190,7 @@ def test_every_target_answers_and_the_old_version_is_dropped(
 
 
 def test_a_second_target_that_fails_restores_the_first(yard: Yard, vllm: VllmDouble, embedded: VllmDouble) -> None:
-    targets = [at("embedded", embedded), at("vllm", vllm)]
+    targets = [make_target("embedded", embedded), make_target("vllm", vllm)]
     yard.deploy(*targets)
     vllm.mute.add("acme/bot/v2")
     with pytest.raises(
@@ -213,27 +213,27 @@ def test_a_target_that_fails_at_the_switch_undoes_the_ones_before_it(yard: Yard,
             TrainyardError,
             match=r"E-SERVER-REFUSED: .*/v1/aliases with status 500\..*no room\. Everything was undone; nothing",
         ):
-            yard.deploy(at("embedded", embedded), at("embedded", second))
+            yard.deploy(make_target("embedded", embedded), make_target("embedded", second))
         assert embedded.alias == {}
         assert embedded.adapters == {}
         assert yard.live() is None
 
 
 def test_a_server_that_lost_the_old_version_is_left_without_an_alias(yard: Yard, embedded: VllmDouble) -> None:
-    yard.deploy(at("embedded", embedded))
+    yard.deploy(make_target("embedded", embedded))
     embedded.adapters.clear()
     embedded.alias.clear()  # it was restarted
     with (
         vllm_server("org/base", mute={"acme/bot/v2"}) as second,
         pytest.raises(TrainyardError, match="Everything was undone; acme/bot/v1 stays live"),
     ):
-        yard.deploy(at("embedded", embedded), at("vllm", second))
+        yard.deploy(make_target("embedded", embedded), make_target("vllm", second))
     assert (embedded.alias, embedded.adapters, yard.live()) == ({}, {}, 1)
 
 
 def test_a_restarted_server_gets_its_live_adapters_back(yard: Yard, embedded: VllmDouble) -> None:
-    yard.deploy(at("embedded", embedded))
-    yard.deploy(at("embedded", embedded))
+    yard.deploy(make_target("embedded", embedded))
+    yard.deploy(make_target("embedded", embedded))
     embedded.adapters.clear()
     embedded.alias.clear()  # it was restarted
     assert embedded_server.restore_live(yard.settings, embedded.url) == ["acme/bot/v2 answers again"]
@@ -323,7 +323,9 @@ def test_all_reasons_of_all_targets_come_at_once_and_nothing_is_touched(yard: Ya
     yard.adapter = make_adapter(yard.folder / "odd", config)
     yard.report = None
     with pytest.raises(Refused) as refused:
-        yard.deploy({"type": "registry"}, at("vllm", vllm), {"type": "ollama", "url": "http://x"}, unevaluated=True)
+        yard.deploy(
+            {"type": "registry"}, make_target("vllm", vllm), {"type": "ollama", "url": "http://x"}, unevaluated=True
+        )
     codes = [(reason.code, reason.field.removeprefix("config.targets.")) for reason in refused.value.reasons]
     of_vllm = [("R-TARGET", "1.type"), ("R-TARGET", "1.type"), ("R-TARGET", "1.max_lora_rank")]
     of_ollama = ["R-TARGET", "R-PACKAGE-MISSING", "R-BASE-MISMATCH", "R-TEMPLATE-MISMATCH"]
@@ -351,17 +353,17 @@ def test_the_embedded_server_that_is_up_is_found(yard: Yard, embedded: VllmDoubl
 
 
 def test_the_same_run_key_does_it_once(yard: Yard, vllm: VllmDouble) -> None:
-    first = yard.deploy(at("vllm", vllm), run_key="run-7")
-    again = yard.deploy(at("vllm", vllm), run_key="run-7")
+    first = yard.deploy(make_target("vllm", vllm), run_key="run-7")
+    again = yard.deploy(make_target("vllm", vllm), run_key="run-7")
     assert first.facts["version"] == again.facts["version"] == "acme/bot/v1"
     assert set(vllm.adapters) == {"acme/bot/v1"}
     assert len(yard.registry.list()) == 1
 
 
 def test_an_old_version_that_cannot_be_dropped_is_a_warning(yard: Yard, vllm: VllmDouble) -> None:
-    yard.deploy(at("vllm", vllm))
+    yard.deploy(make_target("vllm", vllm))
     vllm.broken["/v1/unload_lora_adapter"] = (500, "busy")
-    produced = yard.deploy(at("vllm", vllm))
+    produced = yard.deploy(make_target("vllm", vllm))
     assert yard.live() == 2
     assert produced.facts["warnings"][1:] == [NOT_RUN]
     assert produced.facts["warnings"][0].startswith("The previous version is still loaded in vllm at http://")
@@ -371,7 +373,7 @@ def test_what_cannot_be_undone_is_said(yard: Yard, vllm: VllmDouble) -> None:
     vllm.mute.add("acme/bot/v1")
     vllm.broken["/v1/unload_lora_adapter"] = (500, "busy")
     with pytest.raises(TrainyardError, match=r"E-CANARY: .*Could not be undone at vllm at http://"):
-        yard.deploy(at("vllm", vllm))
+        yard.deploy(make_target("vllm", vllm))
     assert yard.live() is None
 
 
@@ -379,7 +381,7 @@ def test_a_whole_model_goes_to_the_registry_only(yard: Yard, vllm: VllmDouble) -
     yard.adapter = yard.adapter.model_copy(update={"kind": Port.MODEL})
     yard.report = None
     with pytest.raises(Refused, match=r"R-TARGET config\.targets\.0\.type: a vllm server loads adapters while"):
-        yard.deploy(at("vllm", vllm), unevaluated=True)
+        yard.deploy(make_target("vllm", vllm), unevaluated=True)
     yard.deploy(unevaluated=True)
     assert yard.registry.show("acme/bot").kind == "model"
 
@@ -413,7 +415,7 @@ def test_a_real_server_answers_with_the_new_version_and_keeps_the_old_one_on_fai
             vllm_server(base, mute={"acme/bot/v2"}) as second,
             pytest.raises(TrainyardError, match=r"E-CANARY.*Everything was undone; acme/bot/v1 stays live"),
         ):
-            yard.deploy({"type": "embedded"}, at("vllm", second), unevaluated=True)
+            yard.deploy({"type": "embedded"}, make_target("vllm", second), unevaluated=True)
         url = embedded_server.find_running(yard.settings)
         cards = {card["id"]: card for card in httpx.get(f"{url}/v1/models").json()["data"]}
         assert cards["acme/bot"]["alias_of"] == "acme/bot/v1"

@@ -140,13 +140,13 @@ def test_the_version_tells_model_and_thinking_apart() -> None:
 # the rules
 
 
-def entities_of(text: str) -> set[tuple[str, str]]:
+def extract_entities(text: str) -> set[tuple[str, str]]:
     return {(entity.kind, entity.name) for entity in parse(rules.answer(prompt(text, "meetings"))).entities}
 
 
 def test_the_rules_read_fields_and_prose() -> None:
     text = "# Call\n\nJane Doe of Acme GmbH leads project Blue Harbour.\n\nCity: Bremen\nAccount: 4711\n"
-    assert entities_of(text) == {
+    assert extract_entities(text) == {
         ("person", "Jane Doe"), ("company", "Acme GmbH"), ("project", "Blue Harbour"), ("location", "Bremen"),
         ("account", "4711"),
     }  # fmt: skip
@@ -164,7 +164,7 @@ def test_the_rules_join_a_record() -> None:
 def test_injected_instructions_add_nothing() -> None:
     plain = (SAMPLES / "meetings" / "2026-03-20-pilot.md").read_text()
     assert "robot" in plain
-    assert all("Overlord" not in name and kind in ENTITY_KINDS for kind, name in entities_of(plain))
+    assert all("Overlord" not in name and kind in ENTITY_KINDS for kind, name in extract_entities(plain))
 
 
 @given(st.text(alphabet=st.sampled_from("Aa .:-*{}[]\"'\n(),1#\u00e9"), min_size=1, max_size=300))
@@ -184,7 +184,7 @@ def test_the_samples_are_labelled_and_read() -> None:
     documents = {path.relative_to(SAMPLES).as_posix() for path in SAMPLES.glob("*/*.*")}
     assert set(labels) <= documents
     for name in labels:
-        assert entities_of((SAMPLES / name).read_text()), name
+        assert extract_entities((SAMPLES / name).read_text()), name
 
 
 def test_only_a_prompt_of_extraction_is_answered() -> None:

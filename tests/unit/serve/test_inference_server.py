@@ -231,7 +231,7 @@ async def read_with(profile: ServerProfile, folder: Path, settings: Settings, th
             return await extract(DOCUMENT, "meetings", complete, thinking)
 
 
-def shipped(folder: Path, **changes: object) -> ServerProfile:
+def load_shipped(folder: Path, **changes: object) -> ServerProfile:
     """The profile of the L4, with a program that serves a model which reasons."""
     profile = read_profile(PROFILES / "olmo3-32b-think-l4.yaml")
     program = str(vllm_program(folder / "bin", "think"))
@@ -241,7 +241,7 @@ def shipped(folder: Path, **changes: object) -> ServerProfile:
 @pytest.mark.parametrize("thinking", [Thinking(), Thinking(True, 4_000)], ids=["answers", "thinks"])
 async def test_the_schema_of_the_l4_profile_is_enforced(thinking: Thinking, tmp_path: Path, settings: Settings) -> None:
     """Without thinking from the first token; with it the model reasons first, and ends within its cap."""
-    profile = shipped(tmp_path, max_model_len=16_384)
+    profile = load_shipped(tmp_path, max_model_len=16_384)
     if thinking.on:  # the double answers in prose where no schema binds it, so the answer does not conform
         with pytest.raises(InvalidInput, match=r"E-EXTRACTION.*not valid JSON: .*line 1 column 1"):
             await read_with(profile, tmp_path, settings, thinking)
@@ -254,13 +254,13 @@ async def test_a_reasoning_parser_without_a_switch_lets_the_model_reason_past_it
     tmp_path: Path, settings: Settings
 ) -> None:
     """Why the profile has no parser: the schema waits for an end of the reasoning that the cap cuts off."""
-    profile = shipped(tmp_path, chat_template=None, reasoning_parser="olmo3", max_model_len=16_384)
+    profile = load_shipped(tmp_path, chat_template=None, reasoning_parser="olmo3", max_model_len=16_384)
     with pytest.raises(InvalidInput, match="E-EXTRACTION"):
         await read_with(profile, tmp_path, settings, Thinking())
 
 
 async def test_a_template_that_closes_the_reasoning_binds_with_a_parser_too(tmp_path: Path, settings: Settings) -> None:
-    profile = shipped(tmp_path, reasoning_parser="olmo3", max_model_len=16_384)
+    profile = load_shipped(tmp_path, reasoning_parser="olmo3", max_model_len=16_384)
     extraction = await read_with(profile, tmp_path, settings, Thinking())
     assert [entity.name for entity in extraction.entities] == ["Ada Byron"]
 

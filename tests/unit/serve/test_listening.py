@@ -52,7 +52,7 @@ async def running_server(app: ASGIApp) -> AsyncIterator[tuple[SecondServer, tupl
         await running
 
 
-async def answered(scope: Scope, _receive: Receive, send: Send) -> None:
+async def answer_request(scope: Scope, _receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"a"})
@@ -60,7 +60,7 @@ async def answered(scope: Scope, _receive: Receive, send: Send) -> None:
 
 async def test_half_a_head_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "HEAD_S", 0.3)
-    async with running_server(answered) as (_, address), asyncio.timeout(20):
+    async with running_server(answer_request) as (_, address), asyncio.timeout(20):
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 408")
@@ -70,7 +70,7 @@ async def test_half_a_head_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_an_idle_connection_outlives_what_clients_keep() -> None:
     """httpx reuses a connection for up to five seconds; one that ends then resets a request that it just sent."""
-    async with running_server(answered) as (_, address), asyncio.timeout(20):
+    async with running_server(answer_request) as (_, address), asyncio.timeout(20):
         reader, writer = await asyncio.open_connection(*address)
         for pause_s in (0.0, 5.5):
             await asyncio.sleep(pause_s)

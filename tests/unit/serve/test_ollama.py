@@ -42,11 +42,11 @@ def yard(tmp_path: Path, home: Path) -> Yard:
     base_path = find_kept(make_base(tmp_path / "base"), yard.settings, environment)
     base_path.parent.mkdir(parents=True)
     base_path.write_bytes(BASE_BYTES)
-    yard.adapter, yard.report = trained(tmp_path / "trained", tmp_path / "base"), None
+    yard.adapter, yard.report = write_trained(tmp_path / "trained", tmp_path / "base"), None
     return yard
 
 
-def trained(folder: Path, base: Path, template: str = CHAT_TEMPLATE, **fields: Any) -> Reference:
+def write_trained(folder: Path, base: Path, template: str = CHAT_TEMPLATE, **fields: Any) -> Reference:
     make_adapter(folder, **fields)
     (folder / "tokenizer").mkdir()
     (folder / "tokenizer" / "chat_template.jinja").write_text(template)
@@ -54,18 +54,18 @@ def trained(folder: Path, base: Path, template: str = CHAT_TEMPLATE, **fields: A
     return reference(folder, Port.ADAPTER)
 
 
-def at(ollama: OllamaDouble) -> dict[str, Any]:
+def make_target(ollama: OllamaDouble) -> dict[str, Any]:
     return {"type": "ollama", "url": ollama.url}
 
 
-def names(ollama: OllamaDouble) -> list[str]:
+def list_names(ollama: OllamaDouble) -> list[str]:
     return sorted(ollama.models)
 
 
 def test_a_version_becomes_a_model_of_base_and_adapter(yard: Yard, ollama: OllamaDouble) -> None:
-    produced = yard.deploy(at(ollama), unevaluated=True)
+    produced = yard.deploy(make_target(ollama), unevaluated=True)
     assert produced.facts["targets"][0]["answer"] == SAID
-    assert names(ollama) == ["acme/bot:latest", "acme/bot:v1"]
+    assert list_names(ollama) == ["acme/bot:latest", "acme/bot:v1"]
     model = ollama.models["acme/bot:v1"]
     assert model == ollama.models["acme/bot:latest"]
     assert ollama.blobs[model["files"]["base.gguf"]] == BASE_BYTES
@@ -76,35 +76,35 @@ def test_a_version_becomes_a_model_of_base_and_adapter(yard: Yard, ollama: Ollam
 
 
 def test_the_base_goes_up_once_and_the_previous_version_is_removed(yard: Yard, ollama: OllamaDouble) -> None:
-    yard.deploy(at(ollama), unevaluated=True)
-    yard.adapter = trained(yard.folder / "better", yard.folder / "base", seed=1)
-    yard.deploy(at(ollama), unevaluated=True)
-    assert names(ollama) == ["acme/bot:latest", "acme/bot:v2"]
+    yard.deploy(make_target(ollama), unevaluated=True)
+    yard.adapter = write_trained(yard.folder / "better", yard.folder / "base", seed=1)
+    yard.deploy(make_target(ollama), unevaluated=True)
+    assert list_names(ollama) == ["acme/bot:latest", "acme/bot:v2"]
     assert ollama.models["acme/bot:latest"] == ollama.models["acme/bot:v2"]
     sent = [path for method, path, _ in ollama.requests if method == "POST" and path.startswith("/api/blobs")]
     assert len(sent) == len(set(sent)) == 3
 
 
 def test_a_model_that_answers_nothing_is_removed_and_the_old_one_stays(yard: Yard, ollama: OllamaDouble) -> None:
-    yard.deploy(at(ollama), unevaluated=True)
+    yard.deploy(make_target(ollama), unevaluated=True)
     before = dict(ollama.models)
     ollama.mute.add("acme/bot:v2")
-    yard.adapter = trained(yard.folder / "worse", yard.folder / "base", seed=2)
+    yard.adapter = write_trained(yard.folder / "worse", yard.folder / "base", seed=2)
     with pytest.raises(TrainyardError, match=r"E-CANARY: ollama at .* answered the canary prompt with nothing"):
-        yard.deploy(at(ollama), unevaluated=True)
+        yard.deploy(make_target(ollama), unevaluated=True)
     assert ollama.models == before
     assert yard.live() == 1
 
 
 def test_a_failure_after_the_switch_gives_the_name_back(yard: Yard, ollama: OllamaDouble) -> None:
-    yard.deploy(at(ollama), unevaluated=True)
+    yard.deploy(make_target(ollama), unevaluated=True)
     first = ollama.models["acme/bot:latest"]
-    yard.adapter = trained(yard.folder / "next", yard.folder / "base", seed=3)
+    yard.adapter = write_trained(yard.folder / "next", yard.folder / "base", seed=3)
     with ollama_server() as other:
         other.broken["/api/copy"] = (500, {"error": "no space left on device"})
         with pytest.raises(TrainyardError, match=r"E-SERVER-REFUSED: .* no space left on device.*v1 stays live"):
-            yard.deploy(at(ollama), at(other), unevaluated=True)
-    assert names(ollama) == ["acme/bot:latest", "acme/bot:v1"]
+            yard.deploy(make_target(ollama), make_target(other), unevaluated=True)
+    assert list_names(ollama) == ["acme/bot:latest", "acme/bot:v1"]
     assert ollama.models["acme/bot:latest"] == first
 
 
@@ -112,32 +112,32 @@ def test_a_first_deployment_that_fails_leaves_no_name(yard: Yard, ollama: Ollama
     with ollama_server() as other:
         other.broken["/api/copy"] = (500, {"error": "no"})
         with pytest.raises(TrainyardError, match="E-SERVER-REFUSED"):
-            yard.deploy(at(ollama), at(other), unevaluated=True)
-    assert names(ollama) == []
+            yard.deploy(make_target(ollama), make_target(other), unevaluated=True)
+    assert list_names(ollama) == []
     assert yard.live() is None
 
 
 def test_what_ollama_refuses_is_told_in_its_words(yard: Yard, ollama: OllamaDouble) -> None:
     ollama.broken["/api/create"] = (400, {"error": "invalid file magic"})
     with pytest.raises(TrainyardError, match=r"E-SERVER-REFUSED: .*invalid file magic"):
-        yard.deploy(at(ollama), unevaluated=True)
+        yard.deploy(make_target(ollama), unevaluated=True)
 
 
 def test_a_template_that_ollama_cannot_write_is_refused_before_anything_is_sent(
     yard: Yard, ollama: OllamaDouble
 ) -> None:
     odd = "{% for message in messages %}[{{ message.role | upper }}] {{ message.content }}{% endfor %}"
-    yard.adapter = trained(yard.folder / "odd", yard.folder / "base", odd)
+    yard.adapter = write_trained(yard.folder / "odd", yard.folder / "base", odd)
     with pytest.raises(Refused, match=r"R-TEMPLATE-MISMATCH config\.targets\.0\.type: ollama runs no Jinja"):
-        yard.deploy(at(ollama), unevaluated=True)
+        yard.deploy(make_target(ollama), unevaluated=True)
     assert ollama.requests == []
 
 
 def test_without_the_converter_or_the_base_it_is_refused(yard: Yard, ollama: OllamaDouble) -> None:
     (yard.settings.home / "envs" / "llamacpp" / "llama.cpp" / "convert_hf_to_gguf.py").unlink()
-    yard.adapter = trained(yard.folder / "far", Path("org/base"))
+    yard.adapter = write_trained(yard.folder / "far", Path("org/base"))
     with pytest.raises(Refused) as refused:
-        yard.deploy(at(ollama), unevaluated=True)
+        yard.deploy(make_target(ollama), unevaluated=True)
     assert [reason.code for reason in refused.value.reasons] == ["R-PACKAGE-MISSING", "R-BASE-MISMATCH"]
     assert "trainyard backends install llamacpp" in refused.value.reasons[0].instead
 
@@ -148,7 +148,7 @@ def test_a_server_that_is_not_there_or_another_is_told(yard: Yard) -> None:
     with ollama_server() as other:
         other.broken["/api/version"] = (200, "<html>")
         with pytest.raises(Unavailable, match=r"E-SERVER-RESPONSE: .* is not an ollama server"):
-            yard.deploy(at(other), unevaluated=True)
+            yard.deploy(make_target(other), unevaluated=True)
 
 
 def test_versions_are_tags() -> None:

@@ -41,7 +41,7 @@ TOOL = {
 }  # fmt: skip
 
 
-def called(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+def make_call(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": list(calls), **more}
 
 
@@ -50,11 +50,11 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
     "system": {"messages": [{"role": "developer", "content": "Be brief."}, USER]},
     "name": {"messages": [{**USER, "name": "Roberta"}]},
     "tools": {"messages": [USER], "tools": [TOOL]},
-    "call": {"messages": [USER, called(CALL), RESULT], "tools": [TOOL]},
-    "call with words": {"messages": [USER, called(CALL, content="Wait a moment."), {**RESULT, "name": "weigh"}]},
-    "two calls": {"messages": [USER, called(CALL, FURTHER), {**RESULT, "tool_call_id": "call00002"}, RESULT]},
+    "call": {"messages": [USER, make_call(CALL), RESULT], "tools": [TOOL]},
+    "call with words": {"messages": [USER, make_call(CALL, content="Wait a moment."), {**RESULT, "name": "weigh"}]},
+    "two calls": {"messages": [USER, make_call(CALL, FURTHER), {**RESULT, "tool_call_id": "call00002"}, RESULT]},
     "thoughts": {"messages": [USER, {"role": "assistant", "content": "80.", "reasoning_content": "Fruit."}, OTHER]},
-    "thoughts and a call": {"messages": [USER, called(CALL, reasoning="Fruit."), RESULT]},
+    "thoughts and a call": {"messages": [USER, make_call(CALL, reasoning="Fruit."), RESULT]},
 }
 
 
@@ -70,7 +70,7 @@ def test_every_field_is_in_the_prompt_or_named(name: str) -> None:
         except TemplateError:
             continue
         hidden = find_hidden_field(renderer, turns, tools, prompt)
-        texts = texts_of(turns, tools)
+        texts = list_texts(turns, tools)
         if hidden is None:
             dropped = [path for path, text in texts.items() if not shows_words(prompt, text)]
             assert set(dropped) <= {"messages.1.reasoning_content"}, "but thoughts of an earlier answer"
@@ -79,7 +79,7 @@ def test_every_field_is_in_the_prompt_or_named(name: str) -> None:
             assert not all(shows_words(prompt, text) for path, text in texts.items() if path.startswith(part)), kind
 
 
-def texts_of(turns: list[dict[str, Any]], tools: Any) -> dict[str, str]:
+def list_texts(turns: list[dict[str, Any]], tools: Any) -> dict[str, str]:
     """Path of a field -> its text, of arguments with the key behind it."""
     texts: dict[str, str] = {}
     for at, turn in enumerate(turns):
@@ -126,8 +126,8 @@ def ask(client: TestClient, model: str, *messages: dict[str, Any], **more: Any) 
 @pytest.mark.parametrize(
     ("model", "messages", "more", "field"),
     [
-        ("starter", [called(CALL), USER], {}, "messages.1.tool_calls.0.function.name"),
-        ("starter", [called({**CALL, "function": {"name": "f", "arguments": "{}"}}), USER], {},
+        ("starter", [make_call(CALL), USER], {}, "messages.1.tool_calls.0.function.name"),
+        ("starter", [make_call({**CALL, "function": {"name": "f", "arguments": "{}"}}), USER], {},
          "messages.1.tool_calls.0.function.name"),
         ("starter", [{**USER, "name": "Bob"}], {}, "messages.1.name"),
         ("starter", [], {"tools": [TOOL]}, "tools"),
@@ -136,13 +136,13 @@ def ask(client: TestClient, model: str, *messages: dict[str, Any], **more: Any) 
         ("qwen2.5", [{"role": "assistant", "content": "x", "refusal": "No."}], {}, "messages.1.refusal"),
         ("qwen2.5", [{"role": "assistant", "content": "x", "audio": {"id": "a"}}], {}, "messages.1.audio"),
         ("qwen2.5", [{"role": "assistant", "content": "x", "function_call": FUNCTION}], {}, "messages.1.function_call"),
-        ("qwen2.5", [called(CALL), {**RESULT, "tool_call_id": "x"}], {}, "messages.2.tool_call_id"),
+        ("qwen2.5", [make_call(CALL), {**RESULT, "tool_call_id": "x"}], {}, "messages.2.tool_call_id"),
         ("qwen2.5", [], {"store": True}, "store"),
         ("qwen2.5", [], {"logit_bias": {"5": 1}}, "logit_bias"),
         ("gemma", [{"role": "assistant", "content": "x"}, {"role": "system", "content": "Be."}], {}, "messages"),
-        ("qwen3.5", [called({**CALL, "function": {"name": "f", "arguments": "not json"}}), RESULT], {}, "messages"),
-        ("qwen3.5", [called({**CALL, "function": {"name": "f", "arguments": "[1]"}}), RESULT], {}, "messages"),
-        ("qwen3.5", [called({**CALL, "function": {"name": "f", "arguments": '{"a":' * 900 + "1" + "}" * 900}})], {},
+        ("qwen3.5", [make_call({**CALL, "function": {"name": "f", "arguments": "not json"}}), RESULT], {}, "messages"),
+        ("qwen3.5", [make_call({**CALL, "function": {"name": "f", "arguments": "[1]"}}), RESULT], {}, "messages"),
+        ("qwen3.5", [make_call({**CALL, "function": {"name": "f", "arguments": '{"a":' * 900 + "1" + "}" * 900}})], {},
          "messages"),
         ("qwen3.5", [{"role": "system", "content": "late"}], {}, "messages"),
     ],
@@ -158,7 +158,7 @@ def test_what_would_not_reach_the_model_is_refused(
 def test_no_depth_of_arguments_is_a_crash(client: TestClient) -> None:
     for depth in (50, 200, 250, 300, 400, 500):
         nested = '{"a":' * depth + "1" + "}" * depth
-        status, _, message = ask(client, "qwen2.5", called({**CALL, "function": {"name": "f", "arguments": nested}}))
+        status, _, message = ask(client, "qwen2.5", make_call({**CALL, "function": {"name": "f", "arguments": nested}}))
         assert status in (200, 400), message
 
 
@@ -169,7 +169,7 @@ def test_calls_are_in_the_prompt_by_the_type_of_their_arguments(client: TestClie
             for call_arguments in arguments
         ]
         status, count, message = ask(
-            client, "qwen2.5", called(*({**CALL, "function": function} for function in functions))
+            client, "qwen2.5", make_call(*({**CALL, "function": function} for function in functions))
         )
         assert status == 200, message
         return int(count)
@@ -193,7 +193,7 @@ def test_what_an_answer_leaves_empty_may_be_sent_back(client: TestClient) -> Non
 
 
 def test_results_are_shown_in_the_order_of_their_calls() -> None:
-    turns = [USER, called(CALL, FURTHER)]
+    turns = [USER, make_call(CALL, FURTHER)]
     results = [RESULT, {**RESULT, "tool_call_id": "call00002", "content": "Long."}]
     texts = []
     for order in (results, results[::-1]):

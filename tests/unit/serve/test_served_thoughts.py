@@ -37,7 +37,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
 PROMPT = [5, 9, 17, 30]
 
 
-def latent_of(model: Any, **latent: Any) -> Any:
+def prepare_latent(model: Any, **latent: Any) -> Any:
     settings: Any = Stage.SFT.settings(latent=latent)
     return table.prepare(model, None, settings.latent, seed=3)
 
@@ -56,7 +56,7 @@ def thinking(tiny_model: Path, technique: dict[str, Any], tmp_path_factory: pyte
     """The tiny model with the weights of a technique next to its own."""
     folder = tmp_path_factory.mktemp("thinking") / "model"
     shutil.copytree(tiny_model, folder)
-    table.save(latent_of(network(tiny_model), **technique), folder)
+    table.save(prepare_latent(network(tiny_model), **technique), folder)
     return folder
 
 
@@ -73,32 +73,34 @@ def expected(thinking: Path) -> list[int]:
         ].ids
 
 
-def served(engine: ModelRunner, adapter: str | None = None) -> list[int]:
+def generate_served(engine: ModelRunner, adapter: str | None = None) -> list[int]:
     generation = Generation(list(PROMPT), 6, temperature=0, adapter=adapter)
     return [step.token for step in engine.generate(generation) if step.token >= 0]
 
 
 def test_a_model_is_served_with_its_thoughts(thinking: Path, tiny_model: Path, expected: list[int]) -> None:
-    assert served(ModelRunner(thinking)) == [token for token in expected if token not in ModelRunner(thinking).eos_ids]
-    assert served(ModelRunner(tiny_model)) != served(ModelRunner(thinking))
+    assert generate_served(ModelRunner(thinking)) == [
+        token for token in expected if token not in ModelRunner(thinking).eos_ids
+    ]
+    assert generate_served(ModelRunner(tiny_model)) != generate_served(ModelRunner(thinking))
 
 
 @pytest.fixture
 def adapter(tiny_model: Path, technique: dict[str, Any], tmp_path: Path) -> Path:
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     inject(network(tiny_model), config, "default").save_pretrained(str(tmp_path / "adapter"))
-    table.save(latent_of(network(tiny_model), **technique), tmp_path / "adapter")
+    table.save(prepare_latent(network(tiny_model), **technique), tmp_path / "adapter")
     return tmp_path / "adapter"
 
 
 def test_each_adapter_has_its_own_thoughts(tiny_model: Path, adapter: Path, expected: list[int]) -> None:
     engine = ModelRunner(tiny_model)
-    before = served(engine)
+    before = generate_served(engine)
     engine.load_adapter("thinker", adapter)
-    assert served(engine, "thinker") == [token for token in expected if token not in engine.eos_ids]
-    assert served(engine) == before
+    assert generate_served(engine, "thinker") == [token for token in expected if token not in engine.eos_ids]
+    assert generate_served(engine) == before
     engine.unload_adapter("thinker")
-    assert served(engine) == before
+    assert generate_served(engine) == before
     assert list(engine.latent) == [None]
 
 

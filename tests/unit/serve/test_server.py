@@ -375,11 +375,11 @@ def test_only_the_token_opens_it_and_only_its_own_names(server: Server) -> None:
 
 
 def test_a_client_that_leaves_stops_its_generation(server: Server) -> None:
-    def cancelled() -> float:
+    def count_cancelled() -> float:
         lines = server.client.get("/metrics").text.splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith("trainyard_server_cancelled_total")))
 
-    before = cancelled()
+    before = count_cancelled()
     # The schema keeps the untrained model from ending by itself before it is interrupted.
     endless = {"type": "array", "items": {"type": "string"}, "minItems": 400}
     long = {
@@ -391,9 +391,9 @@ def test_a_client_that_leaves_stops_its_generation(server: Server) -> None:
     with pytest.raises(httpx.ReadTimeout):
         server.client.post("/v1/chat/completions", json=long, timeout=0.5)
     deadline = time.monotonic() + 120
-    while cancelled() < before + 2 and time.monotonic() < deadline:
+    while count_cancelled() < before + 2 and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert cancelled() == before + 2
+    assert count_cancelled() == before + 2
 
 
 def test_metrics_count_what_was_done(server: Server) -> None:

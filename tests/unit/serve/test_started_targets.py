@@ -99,7 +99,7 @@ def test_up_starts_a_server_again_that_died_and_the_doctor_tells(home: Path, rec
     assert local.restore_servers(settings) == []
     assert [(check.ok, check.detail) for check in lookup(settings)] == [(True, f"acme/bot/v1, {first.url}")]
     psutil.Process(first.pid).kill()
-    until_gone(first)
+    wait_until_gone(first)
     (check,) = lookup(settings)
     assert (check.ok, check.note, check.detail) == (False, False, "acme/bot/v1, its process is gone")
     assert "`trainyard up`" in check.do
@@ -149,7 +149,7 @@ def test_a_server_that_does_not_start_again_is_told_and_stays_expected(home: Pat
     assert set(local.list_expected(settings)) == {path, path.with_name("mlx-acme-other.json")}
 
 
-def until_gone(server: Service) -> None:
+def wait_until_gone(server: Service) -> None:
     deadline = time.monotonic() + 120
     while server.process() is not None:
         assert time.monotonic() < deadline
@@ -189,7 +189,7 @@ def yard(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
     return yard
 
 
-def trained(folder: Path, base: Path, *, dora: bool = False) -> Any:
+def write_trained(folder: Path, base: Path, *, dora: bool = False) -> Any:
     """An adapter that has learned one answer, with the base's tokenizer beside it; and the model with it."""
     torch.manual_seed(1)
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -218,7 +218,7 @@ def best(model: Any, base: Path) -> tuple[int, float]:
     return int(token), float(value)
 
 
-def served_best(url: str, model: str) -> tuple[int, float]:
+def ask_best(url: str, model: str) -> tuple[int, float]:
     """The same by the server."""
     body = {"model": model, "messages": ASKED, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 1}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
@@ -243,7 +243,7 @@ def served_best(url: str, model: str) -> tuple[int, float]:
 def test_a_served_adapter_says_what_peft_says(
     *, kind: str, dora: bool, merged: str | None, yard: Yard, tmp_path: Path, tiny_model: Path
 ) -> None:
-    yard.adapter, here = trained(tmp_path / "trained", tiny_model, dora=dora)
+    yard.adapter, here = write_trained(tmp_path / "trained", tiny_model, dora=dora)
     target = {"type": kind, **({"merged": merged} if merged else {})}
     facts = yard.deploy(target, unevaluated=True, canary="What is a chain?").facts
     if merged:
@@ -252,7 +252,7 @@ def test_a_served_adapter_says_what_peft_says(
     assert server is not None
     assert server.model == "acme/bot/v1"
     token, logprob = best(here, tiny_model)
-    served_answer = served_best(server.url, "default_model" if kind == "mlx" else "acme/bot")
+    served_answer = ask_best(server.url, "default_model" if kind == "mlx" else "acme/bot")
     assert served_answer[0] == token
     assert served_answer[1] == pytest.approx(logprob, abs=0.02)
 
@@ -262,7 +262,7 @@ def test_a_served_adapter_says_what_peft_says(
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_new_version_replaces_the_server_and_a_failure_does_not(yard: Yard, tmp_path: Path, tiny_model: Path) -> None:
     record_file = local.ready_file(yard.settings, "llama_server", "acme", "bot")
-    yard.adapter, _ = trained(tmp_path / "first", tiny_model)
+    yard.adapter, _ = write_trained(tmp_path / "first", tiny_model)
     yard.deploy({"type": "llama_server"}, unevaluated=True, run_key="1")
     first = find_service(record_file)
     yard.deploy({"type": "llama_server"}, unevaluated=True, run_key="2")
@@ -281,6 +281,6 @@ def test_a_new_version_replaces_the_server_and_a_failure_does_not(yard: Yard, tm
     (expected,) = local.list_expected(yard.settings).values()
     assert expected.model == "acme/bot/v2"
     psutil.Process(second.pid).kill()
-    until_gone(second)
+    wait_until_gone(second)
     (line,) = local.restore_servers(yard.settings)
     assert line.startswith("llama_server-acme-bot serves acme/bot/v2 again")

@@ -31,11 +31,11 @@ from trainyard.testing.vllm_program import ENGINE_FILE, vllm_program
 Install = Callable[..., Path]
 
 
-def one_gpu() -> GpuReadings:
+def read_one_gpu() -> GpuReadings:
     return GpuReadings("ok", "1.0", (Gpu(0, "a GPU", "GPU-0", 16_000, 0, 0, ()),))
 
 
-def no_gpu() -> GpuReadings:
+def read_no_gpu() -> GpuReadings:
     return GpuReadings("no NVIDIA driver")
 
 
@@ -43,7 +43,7 @@ def no_gpu() -> GpuReadings:
 def serving(folder: Path, settings: Settings, **changes: float) -> Iterator[str]:
     """A server as the generator node starts it; yields the address for completions."""
     profile = build_profile("org/model", "writer", settings).model_copy(update=changes)
-    with InferenceServer(profile, folder, settings, read=one_gpu) as server:
+    with InferenceServer(profile, folder, settings, read=read_one_gpu) as server:
         server.start()
         server.wait_ready()
         yield server.chat_url
@@ -169,7 +169,7 @@ def test_a_server_that_hangs_has_a_budget_and_is_killed(settings: Settings, inst
 def test_without_a_cuda_device_the_engine_is_refused() -> None:
     message = r"R-DEVICE: .*NVML says: no NVIDIA driver\. Do: Use engine openai .*local"
     with pytest.raises(Unavailable, match=message):
-        require_gpu(no_gpu)
+        require_gpu(read_no_gpu)
 
 
 def test_without_the_program_the_line_that_installs_it_is_told(

@@ -35,7 +35,7 @@ def cpu_seconds(work: Callable[[], object], *, within: float) -> float:
     return least
 
 
-def unhurried() -> float:
+def measure_slowness() -> float:
     """Factor for bounds on time: a coverage run traces every line, and other work on the machine slows this one.
 
     The yardstick is building and sorting plain values, which takes about 0.2 seconds of CPU on an idle core.
@@ -61,7 +61,7 @@ def chain(*nodes: dict[str, Any], **rest: Any) -> dict[str, Any]:
     return {"nodes": list(nodes), **rest}
 
 
-def resolved(*nodes: dict[str, Any], **rest: Any) -> ResolvedChain:
+def resolve_nodes(*nodes: dict[str, Any], **rest: Any) -> ResolvedChain:
     return resolve(chain(*nodes, **rest))
 
 
@@ -69,13 +69,13 @@ def reasons(*nodes: dict[str, Any]) -> list[Reason]:
     return check(chain(*nodes))
 
 
-def name_of(reason: Reason) -> str:
+def get_row_name(reason: Reason) -> str:
     """The name of the row that refuses; the code of any other reason."""
     return reason.row or reason.code
 
 
-def names(*nodes: dict[str, Any]) -> list[str]:
-    return [name_of(reason) for reason in reasons(*nodes)]
+def list_row_names(*nodes: dict[str, Any]) -> list[str]:
+    return [get_row_name(reason) for reason in reasons(*nodes)]
 
 
 def links(resolved_chain: ResolvedChain, node_id: str) -> dict[str, list[str]]:

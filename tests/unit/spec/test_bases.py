@@ -29,7 +29,7 @@ def test_layouts(config: dict[str, Any], layout: ModelLayout) -> None:
     assert BaseFacts.from_config(config).layout is layout
 
 
-def refused(base: BaseFacts | None, **config: Any) -> list[str]:
+def list_refusals(base: BaseFacts | None, **config: Any) -> list[str]:
     resolved_chain = resolve(chain(source(), node("trainer", base_model="org/base", **config)))
     return [reason.row for reason in run_reasons(resolved_chain, RunFacts(base=lambda name: base))]
 
@@ -37,10 +37,10 @@ def refused(base: BaseFacts | None, **config: Any) -> list[str]:
 def test_a_base_is_judged_for_every_backend_but_an_own_script() -> None:
     bert = BaseFacts("bert", ModelLayout.ENCODER)
     for config in ({}, {"backend": "trl"}, {"backend": "axolotl"}, {"stage": "dpo"}, {"backend": "script"}):
-        assert refused(bert, **config) == ["base-layout"]
-    assert refused(bert, backend="script", launch={"script": "mine"}) == []
-    assert refused(BaseFacts("llama", ModelLayout.DECODER, 32_000, 32_000)) == []
-    assert refused(None) == []
+        assert list_refusals(bert, **config) == ["base-layout"]
+    assert list_refusals(bert, backend="script", launch={"script": "mine"}) == []
+    assert list_refusals(BaseFacts("llama", ModelLayout.DECODER, 32_000, 32_000)) == []
+    assert list_refusals(None) == []
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_a_base_is_judged_for_every_backend_but_an_own_script() -> None:
 def test_a_tokenizer_with_more_ids_than_the_model_has_rows(
     config: dict[str, Any], tokens: int | None, expected: list[str]
 ) -> None:
-    assert refused(BaseFacts.from_config({"model_type": "llama", **config}, tokens)) == expected
+    assert list_refusals(BaseFacts.from_config({"model_type": "llama", **config}, tokens)) == expected

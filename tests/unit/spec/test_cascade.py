@@ -73,14 +73,14 @@ def test_70b_qlora_fits_an_80_gb_card_with_four_rows() -> None:
     assert choose(LLAMA_3_70B, config, 80 * GB, Device.CUDA, rungs=[Method.QLORA]).knobs == ()
 
 
-def every_knob(config: TrainerConfig, device: Device) -> list[tuple[str, TrainerConfig]]:
+def list_knobs(config: TrainerConfig, device: Device) -> list[tuple[str, TrainerConfig]]:
     """Every knob in its order: what is tried when nothing ever fits."""
     return list(vary_settings(config, device))
 
 
 def test_knobs_come_in_one_order() -> None:
     config = trainer_config(hyperparameters={"batch_size": 12, "gradient_accumulation": 2})
-    assert [name for name, _ in every_knob(config, Device.CUDA)] == [
+    assert [name for name, _ in list_knobs(config, Device.CUDA)] == [
         "gradient checkpointing",
         "optimizer paged_adamw_8bit",
         "micro-batches of 6, 4 a step",
@@ -88,14 +88,14 @@ def test_knobs_come_in_one_order() -> None:
         "micro-batches of 1, 24 a step",
         "chunked output layer",
     ]
-    assert every_knob(config, Device.CPU)[1][0] == "optimizer adamw_8bit"
+    assert list_knobs(config, Device.CPU)[1][0] == "optimizer adamw_8bit"
 
 
 def test_knobs_that_do_not_apply_are_left_out() -> None:
     hyper = {"batch_size": 1, "gradient_checkpointing": True, "optimizer": "lion"}
-    assert every_knob(trainer_config(hyperparameters=hyper, engine={"head": "liger"}), Device.CUDA) == []
+    assert list_knobs(trainer_config(hyperparameters=hyper, engine={"head": "liger"}), Device.CUDA) == []
     trl = trainer_config(backend="trl", hyperparameters={"batch_size": 2})
-    assert [name for name, _ in every_knob(trl, Device.MPS)] == [
+    assert [name for name, _ in list_knobs(trl, Device.MPS)] == [
         "gradient checkpointing",
         "micro-batches of 1, 2 a step",
     ]
@@ -126,7 +126,7 @@ def test_no_knob_is_refused_with_what_is_trained(
 ) -> None:
     trainer_settings = {"stage": {"type": "sft", **stage}, "method": method, **({"launch": launch} if launch else {})}
     config = trainer_config(**trainer_settings, hyperparameters={"batch_size": 4})
-    tried = every_knob(config, Device.CUDA)
+    tried = list_knobs(config, Device.CUDA)
     assert tried
     for _, changed in [("", config), *tried]:
         hyper = changed.hyperparameters.model_dump(mode="json")
@@ -156,17 +156,17 @@ def test_no_knob_is_refused_with_what_is_trained(
 )
 def test_recomputing_and_8_bit_states_are_tried_where_they_are_allowed(stage: dict[str, Any], knobs: list[str]) -> None:
     config = trainer_config(stage={"type": "sft", **stage}, hyperparameters={"batch_size": 1})
-    assert [name for name, _ in every_knob(config, Device.CUDA) if "layer" not in name] == knobs
+    assert [name for name, _ in list_knobs(config, Device.CUDA) if "layer" not in name] == knobs
 
 
 def test_kto_keeps_two_rows_to_compare() -> None:
     config = trainer_config(stage="kto", hyperparameters={"batch_size": 4})
-    assert min(changed.hyperparameters.batch_size for _, changed in every_knob(config, Device.CPU)) == 2
+    assert min(changed.hyperparameters.batch_size for _, changed in list_knobs(config, Device.CPU)) == 2
 
 
 def test_a_budget_of_positions_shrinks_with_the_batch() -> None:
     config = trainer_config(hyperparameters={"batch_size": 4}, engine={"token_budget": 1000})
-    assert [changed.engine.token_budget for _, changed in every_knob(config, Device.CPU)] == [1000, 1000, 500, 250, 250]
+    assert [changed.engine.token_budget for _, changed in list_knobs(config, Device.CPU)] == [1000, 1000, 500, 250, 250]
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.sampled_from(["sft", "dpo", "kto", "reward"]))
@@ -175,7 +175,7 @@ def test_length_rank_and_rows_of_a_step_never_change(batch: int, accumulation: i
     hyper = {"batch_size": batch + (stage == "kto"), "gradient_accumulation": accumulation}
     config = trainer_config(stage=stage, hyperparameters=hyper)
     rows = config.hyperparameters.batch_size * accumulation
-    for _, changed in every_knob(config, Device.CUDA):
+    for _, changed in list_knobs(config, Device.CUDA):
         assert changed.hyperparameters.batch_size * changed.hyperparameters.gradient_accumulation == rows
         assert changed.hyperparameters.max_length == config.hyperparameters.max_length
         assert changed.method == config.method

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.spec.chains import chain, node, resolved, source
+from tests.unit.spec.chains import chain, node, resolve_nodes, source
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
@@ -343,8 +343,8 @@ def test_steps(hyper: dict[str, Any], rows: int, steps: int) -> None:
     assert count_steps(Hyperparameters.model_validate(hyper), rows) == steps
 
 
-def planned(*nodes: dict[str, Any], **facts: Any) -> dict[str, Estimate]:
-    return {node_estimate.node: node_estimate for node_estimate in estimate(resolved(*nodes), Known(**facts))}
+def estimate_nodes(*nodes: dict[str, Any], **facts: Any) -> dict[str, Estimate]:
+    return {node_estimate.node: node_estimate for node_estimate in estimate(resolve_nodes(*nodes), Known(**facts))}
 
 
 SIX = [
@@ -354,7 +354,7 @@ SIX = [
 
 
 def test_rows_follow_the_chain_as_bounds() -> None:
-    estimates = planned(*SIX, shapes={"starter": TINY})
+    estimates = estimate_nodes(*SIX, shapes={"starter": TINY})
     assert [(name, node_estimate.rows, node_estimate.steps) for name, node_estimate in estimates.items()] == [
         ("data-source", None, None), ("ai-generator", 390, None), ("validator", 200, None), ("trainer", 200, 500),
         ("evaluator", None, None), ("deployer", None, None),
@@ -372,7 +372,7 @@ def test_rows_follow_the_chain_as_bounds() -> None:
 
 
 def test_a_generator_without_a_validator_writes_its_count() -> None:
-    estimates = planned(source("docs"), node("ai_generator", count=60), node("trainer"))
+    estimates = estimate_nodes(source("docs"), node("ai_generator", count=60), node("trainer"))
     assert (estimates["ai-generator"].rows, estimates["trainer"].rows) == (60, 60)
     assert estimates["ai-generator"].basis == ("rows: at most the count of 60",)
 
@@ -413,9 +413,9 @@ def test_an_evaluation_takes_rows_from_the_training_and_time(
     facts: dict[str, Any] = {"rows": {"data-source": {Port.SFT: 1000}}, "shapes": {"starter": TINY}}
     facts["timings"] = {"trainer": Timings((measured,))}
     trainer = node("trainer", eval=eval_settings, hyperparameters={"epochs": 3})
-    trainer_estimate = planned(source("rows.jsonl"), trainer, **facts)["trainer"]
+    trainer_estimate = estimate_nodes(source("rows.jsonl"), trainer, **facts)["trainer"]
     same = {"hyperparameters": {"max_steps": trainer_estimate.steps}}
-    without = planned(source("rows.jsonl"), node("trainer", **same), **facts)["trainer"]
+    without = estimate_nodes(source("rows.jsonl"), node("trainer", **same), **facts)["trainer"]
     assert (trainer_estimate.rows, without.rows) == (rows, 1000)
     assert trainer_estimate.seconds is not None
     assert without.seconds is not None
@@ -429,7 +429,7 @@ def test_tiny_sets_are_warned_about() -> None:
         "Fewer than 50 rows to train on (49): little but form is learned.",
         "Fewer than 30 rows to evaluate on (29): a verdict rests on little.",
     ]
-    chain = resolved(source("docs"), node("ai_generator", count=20), node("validator"), node("trainer"))
+    chain = resolve_nodes(source("docs"), node("ai_generator", count=20), node("validator"), node("trainer"))
     assert tiny_sets(chain.node("trainer").config, 20) == describe_small_sets(20, None)
     assert tiny_sets(chain.node("ai-generator").config, 87) == describe_small_sets(None, 10)
     assert tiny_sets(chain.node("validator").config, 20) == []
@@ -437,7 +437,7 @@ def test_tiny_sets_are_warned_about() -> None:
 
 def test_counted_rows_win() -> None:
     rows = {"validator": {Port.SFT: 50}, "data-source": {Port.DOCUMENTS: 9}}
-    estimates = planned(*SIX, rows=rows)
+    estimates = estimate_nodes(*SIX, rows=rows)
     assert (estimates["data-source"].rows, estimates["validator"].rows, estimates["trainer"].rows) == (9, 50, 50)
     assert estimates["validator"].basis == ("rows: counted",)
     assert estimates["trainer"].steps == 130
@@ -445,14 +445,14 @@ def test_counted_rows_win() -> None:
 
 def test_a_set_of_unknown_kind_counts_where_it_turned_out() -> None:
     rows = {"data-source": {Port.PREFERENCE: 40}}
-    assert planned(source(), node("trainer"), rows=rows)["trainer"].rows == 40
-    assert planned(source(), node("validator"), node("trainer"), rows=rows)["trainer"].rows == 36
-    assert planned(source(), node("validator"), rows={})["validator"].rows is None
-    assert planned(source(), node("validator"), rows={})["validator"].basis == ()
+    assert estimate_nodes(source(), node("trainer"), rows=rows)["trainer"].rows == 40
+    assert estimate_nodes(source(), node("validator"), node("trainer"), rows=rows)["trainer"].rows == 36
+    assert estimate_nodes(source(), node("validator"), rows={})["validator"].rows is None
+    assert estimate_nodes(source(), node("validator"), rows={})["validator"].basis == ()
 
 
 def test_an_unknown_model_leaves_figures_out_and_says_so() -> None:
-    trainer_estimate = planned(source(), node("trainer", base_model="org/far"))["trainer"]
+    trainer_estimate = estimate_nodes(source(), node("trainer", base_model="org/far"))["trainer"]
     assert trainer_estimate == Estimate(
         node="trainer",
         basis=("steps: not known without the rows", "memory, disk and time: the shape of 'org/far' is not known here"),
@@ -460,12 +460,14 @@ def test_an_unknown_model_leaves_figures_out_and_says_so() -> None:
 
 
 def test_a_known_model_has_memory_and_disk_even_without_rows() -> None:
-    trainer_estimate = planned(source(), node("trainer", backend="native"), shapes={"starter": TINY})["trainer"]
+    trainer_estimate = estimate_nodes(source(), node("trainer", backend="native"), shapes={"starter": TINY})["trainer"]
     moved = trainer_estimate.trainable_parameters
     assert moved == count_trainable(TINY, native())
     assert trainer_estimate.disk_bytes == 4 * moved + 2 * 12 * moved
     keeper = node("trainer", backend="native", engine={"keep_checkpoints": 5})
-    assert planned(source(), keeper, shapes={"starter": TINY})["trainer"].disk_bytes == 4 * moved + 5 * 12 * moved
+    assert (
+        estimate_nodes(source(), keeper, shapes={"starter": TINY})["trainer"].disk_bytes == 4 * moved + 5 * 12 * moved
+    )
     assert trainer_estimate.memory_bytes == estimate_memory(TINY, native(), Device.CPU).total
     assert (trainer_estimate.steps, trainer_estimate.seconds) == (None, None)
     assert trainer_estimate.basis[-1] == "time: not known without the rows"
@@ -478,9 +480,9 @@ def test_a_known_model_has_memory_and_disk_even_without_rows() -> None:
 
 
 def test_max_steps_need_no_rows() -> None:
-    trainer_estimate = planned(source(), node("trainer", hyperparameters={"max_steps": 11}), shapes={"starter": TINY})[
-        "trainer"
-    ]
+    trainer_estimate = estimate_nodes(
+        source(), node("trainer", hyperparameters={"max_steps": 11}), shapes={"starter": TINY}
+    )["trainer"]
     assert (trainer_estimate.steps, trainer_estimate.seconds) == (11, None)
     assert trainer_estimate.basis[-1] == NOT_MEASURED
     assert trainer_estimate.basis[0] == "steps: max_steps 11"
@@ -488,9 +490,9 @@ def test_max_steps_need_no_rows() -> None:
 
 def test_the_device_of_the_config_wins_over_that_of_the_machine() -> None:
     shapes = {"starter": TINY}
-    on_cpu = planned(source(), node("trainer", device="cpu"), shapes=shapes, device=Device.CUDA)["trainer"]
+    on_cpu = estimate_nodes(source(), node("trainer", device="cpu"), shapes=shapes, device=Device.CUDA)["trainer"]
     assert "memory on cpu" in on_cpu.basis[1]
-    auto = planned(source(), node("trainer"), shapes=shapes, device=Device.CUDA)["trainer"]
+    auto = estimate_nodes(source(), node("trainer"), shapes=shapes, device=Device.CUDA)["trainer"]
     assert "memory on cuda" in auto.basis[1]
 
 
@@ -517,7 +519,7 @@ def test_more_work_never_takes_less(method: Method, batch: int, length: int, che
 # Several processes
 
 
-def shared(strategy: str, processes: int, **launch: Any) -> TrainerConfig:
+def make_shared(strategy: str, processes: int, **launch: Any) -> TrainerConfig:
     backend = "deepspeed" if strategy == "zero3" else "trl" if strategy == "fsdp" else "native"
     launched = {"strategy": strategy, "processes": processes, **launch}
     hyper = {"batch_size": 1, "max_length": 1024, "gradient_checkpointing": True}
@@ -542,7 +544,7 @@ ZERO_PAPER = shape(4096, 36, 10901, 32000, 32, 32)
 )
 def test_states_are_divided_as_in_the_zero_paper(strategy: str, processes: int, gigabytes: float) -> None:
     assert ZERO_PAPER.parameters / 1e9 == pytest.approx(7.5, abs=0.01)
-    memory = estimate_memory(ZERO_PAPER, shared(strategy, processes), Device.CUDA)
+    memory = estimate_memory(ZERO_PAPER, make_shared(strategy, processes), Device.CUDA)
     states = memory.weights + memory.gradients + memory.optimizer
     assert states / 1e9 == pytest.approx(gigabytes, rel=0.02)
 
@@ -552,14 +554,14 @@ def test_states_are_divided_as_in_the_zero_paper(strategy: str, processes: int, 
     [("ddp", 8, 107.53), ("zero1", 8, 61.41), ("zero2", 8, 38.34), ("zero3", 8, 16.30), ("fsdp_hybrid", 8, 29.48)],
 )
 def test_memory_on_each_device_golden(strategy: str, processes: int, gib: float) -> None:
-    assert estimate_memory(LLAMA_2_7B, shared(strategy, processes), Device.CUDA).total / GIB == pytest.approx(
+    assert estimate_memory(LLAMA_2_7B, make_shared(strategy, processes), Device.CUDA).total / GIB == pytest.approx(
         gib, abs=0.01
     )
 
 
 def test_what_processes_divide_and_what_each_has_whole() -> None:
     whole, hybrid = (estimate_memory(LLAMA_2_7B, config, Device.CUDA) for config in (
-        shared("ddp", 8), shared("fsdp_hybrid", 8, shard_size=2)
+        make_shared("ddp", 8), make_shared("fsdp_hybrid", 8, shard_size=2)
     ))  # fmt: skip
     assert (hybrid.weights, hybrid.gradients, hybrid.optimizer) == (
         -(-whole.weights // 2), -(-whole.gradients // 2), -(-whole.optimizer // 2),
@@ -570,11 +572,11 @@ def test_what_processes_divide_and_what_each_has_whole() -> None:
 
 
 def test_the_plan_tells_the_memory_of_each_device_and_the_steps_of_all() -> None:
-    base = shared("zero2", 4).model_copy(update={"base_model": "m"})
+    base = make_shared("zero2", 4).model_copy(update={"base_model": "m"})
     hyper = base.hyperparameters.model_copy(update={"epochs": 1.0, "max_steps": None, "gradient_accumulation": 2})
     config = base.model_copy(update={"hyperparameters": hyper}).model_dump(mode="json")
     facts = {"rows": {"data-source": {Port.SFT: 800}}, "shapes": {"m": LLAMA_2_7B}, "device": Device.CUDA}
-    trainer_estimate = planned(source(), node("trainer", **config), **facts)["trainer"]
+    trainer_estimate = estimate_nodes(source(), node("trainer", **config), **facts)["trainer"]
     assert (trainer_estimate.devices, trainer_estimate.steps) == (4, 100)
     assert trainer_estimate.memory_bytes == estimate_memory(LLAMA_2_7B, base, Device.CUDA).total
     assert "steps: at most 800 rows, 8 a step, 1 epochs" in trainer_estimate.basis

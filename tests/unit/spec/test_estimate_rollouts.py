@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.spec.chains import node, source
-from tests.unit.spec.test_estimate import LLAMA_3_8B, TINY, planned, trainer
+from tests.unit.spec.test_estimate import LLAMA_3_8B, TINY, estimate_nodes, trainer
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.memory import cache_bytes, estimate_memory, positions, rows_seen
@@ -29,15 +29,15 @@ def test_cache_of_a_published_model() -> None:
 
 
 def test_the_native_engine_draws_at_most_64_together_as_a_server_does_with_its_own_weights() -> None:
-    def positions_of(batch: int, accumulation: int, **stage: Any) -> float:
+    def count_positions(batch: int, accumulation: int, **stage: Any) -> float:
         stage_settings = {"type": "grpo", "rewards": [{"type": "exact_match"}], **stage}
         hyper = {"batch_size": batch, "gradient_accumulation": accumulation, "max_length": 512}
         config = trainer(stage=stage_settings, backend="native", hyperparameters=hyper)
         return cache_bytes(LLAMA_3_8B, config, Device.CUDA) / (128 * 1024 * 1024)
 
-    assert [positions_of(8, 4), positions_of(8, 64), positions_of(128, 2)] == [32, 64, 128]
+    assert [count_positions(8, 4), count_positions(8, 64), count_positions(128, 2)] == [32, 64, 128]
     weights = 2 * LLAMA_3_8B.parameters / (128 * 1024 * 1024)
-    assert positions_of(8, 4, rollouts={"engine": "vllm"}) == 32 + weights
+    assert count_positions(8, 4, rollouts={"engine": "vllm"}) == 32 + weights
 
 
 def test_completions_make_rows_longer() -> None:
@@ -77,7 +77,7 @@ def test_steps_answer_whole_groups(hyper: dict[str, Any], prompts: int, rows: in
     config = grpo(hyper)
     assert rows_seen(config, prompts) == rows
     settings = config.model_dump(mode="json", include={"stage", "backend", "hyperparameters", "rollouts"})
-    trainer_estimate = planned(source(), node("trainer", **settings), rows={"data-source": {Port.SFT: prompts}})[
+    trainer_estimate = estimate_nodes(source(), node("trainer", **settings), rows={"data-source": {Port.SFT: prompts}})[
         "trainer"
     ]
     assert (trainer_estimate.rows, trainer_estimate.steps) == (prompts, steps)

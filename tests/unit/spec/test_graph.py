@@ -10,7 +10,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.spec.chains import chain, cpu_seconds, names, node, reasons, resolved, source, unhurried
+from tests.unit.spec.chains import (
+    chain,
+    cpu_seconds,
+    list_row_names,
+    measure_slowness,
+    node,
+    reasons,
+    resolve_nodes,
+    source,
+)
 from trainyard.errors import Refused
 from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.axes.methods import Method
@@ -24,7 +33,7 @@ def ids(resolved_chain: ResolvedChain) -> list[str]:
     return [node.id for node in resolved_chain.nodes]
 
 
-def config_of(resolved_chain: ResolvedChain, node_id: str) -> Any:
+def get_config(resolved_chain: ResolvedChain, node_id: str) -> Any:
     return resolved_chain.node(node_id).config
 
 
@@ -32,14 +41,14 @@ def config_of(resolved_chain: ResolvedChain, node_id: str) -> Any:
 
 
 def test_an_id_is_the_type_with_a_number_from_the_second_on() -> None:
-    resolved_chain = resolved(source(), node("validator"), node("validator"), node("validator"))
+    resolved_chain = resolve_nodes(source(), node("validator"), node("validator"), node("validator"))
     assert ids(resolved_chain) == ["data-source", "validator", "validator-2", "validator-3"]
 
 
 def test_numbers_step_over_ids_that_are_taken() -> None:
-    resolved_chain = resolved(source(), node("validator"), node("validator", "validator-2"), node("validator"))
+    resolved_chain = resolve_nodes(source(), node("validator"), node("validator", "validator-2"), node("validator"))
     assert ids(resolved_chain) == ["data-source", "validator", "validator-2", "validator-3"]
-    resolved_chain = resolved(source(), node("validator", "validator"), node("validator"))
+    resolved_chain = resolve_nodes(source(), node("validator", "validator"), node("validator"))
     assert ids(resolved_chain) == ["data-source", "validator", "validator-2"]
 
 
@@ -54,19 +63,19 @@ def test_two_nodes_with_one_id() -> None:
 
 
 def test_nodes_without_needs_follow_the_node_above() -> None:
-    resolved_chain = resolved(
+    resolved_chain = resolve_nodes(
         source(), node("validator"), node("trainer", None, ["data-source"]), node("validator", "last")
     )
     assert [node.needs for node in resolved_chain.nodes] == [(), ("data-source",), ("data-source",), ("trainer",)]
 
 
 def test_needs_are_told_once() -> None:
-    resolved_chain = resolved(source(), node("validator", None, ["data-source", "data-source"]))
+    resolved_chain = resolve_nodes(source(), node("validator", None, ["data-source", "data-source"]))
     assert resolved_chain.node("validator").needs == ("data-source",)
 
 
 def test_order_follows_the_edges_and_not_the_list() -> None:
-    resolved_chain = resolved(
+    resolved_chain = resolve_nodes(
         node("trainer", "last", ["check"]), node("validator", "check", ["rows"]),
         node("data_source", "rows", [], path="a.jsonl"),
     )  # fmt: skip
@@ -139,16 +148,16 @@ def test_a_spec_object_is_taken_like_its_value() -> None:
 # Size
 
 
-def line_of(count: int) -> list[dict[str, Any]]:
+def make_line(count: int) -> list[dict[str, Any]]:
     body = [node("ai_generator") if index % 2 else node("validator") for index in range(count - 3)]
     return [source("docs"), *body[1:], node("validator"), node("trainer"), node("evaluator")]
 
 
 @pytest.mark.slow
 def test_ten_thousand_nodes_take_two_seconds_at_most() -> None:
-    text = json.dumps(chain(*line_of(10_000)))
+    text = json.dumps(chain(*make_line(10_000)))
     assert len(resolve(load_chain(text)).order) == 10_000
-    bound = 2 * unhurried()
+    bound = 2 * measure_slowness()
     assert cpu_seconds(lambda: resolve(load_chain(text)), within=bound) < bound
 
 
@@ -162,85 +171,85 @@ def test_a_ladder_of_diamonds_takes_no_longer() -> None:
             node("validator", f"a{index}", [f"t{index}", f"v{index}"]),
         ]  # fmt: skip
     assert resolve(chain(*nodes)).node("a999").inputs[Port.SFT][0].node_id == "v999"
-    bound = 2 * unhurried()
+    bound = 2 * measure_slowness()
     assert cpu_seconds(lambda: resolve(chain(*nodes)), within=bound) < bound
 
 
 @pytest.mark.slow
 def test_a_circle_of_ten_thousand_nodes() -> None:
     nodes = [node("validator", f"v{index}", [f"v{(index + 1) % 10_000}"]) for index in range(10_000)]
-    assert names(*nodes) == ["E-SPEC-GRAPH"]
-    bound = 2 * unhurried()
-    assert cpu_seconds(lambda: names(*nodes), within=bound) < bound
+    assert list_row_names(*nodes) == ["E-SPEC-GRAPH"]
+    bound = 2 * measure_slowness()
+    assert cpu_seconds(lambda: list_row_names(*nodes), within=bound) < bound
 
 
 # Defaults
 
 
 def test_a_generator_without_a_model_extracts_by_rule() -> None:
-    resolved_chain = resolved(source("docs"), node("ai_generator"))
-    assert config_of(resolved_chain, "ai-generator").engine is GeneratorKind.EXTRACTIVE
-    resolved_chain = resolved(source("docs"), node("ai_generator", model="m"))
-    assert config_of(resolved_chain, "ai-generator").engine is None
+    resolved_chain = resolve_nodes(source("docs"), node("ai_generator"))
+    assert get_config(resolved_chain, "ai-generator").engine is GeneratorKind.EXTRACTIVE
+    resolved_chain = resolve_nodes(source("docs"), node("ai_generator", model="m"))
+    assert get_config(resolved_chain, "ai-generator").engine is None
     resolved_chain = resolve(chain(source("docs"), node("ai_generator", engine="local")), "org/base")
-    assert config_of(resolved_chain, "ai-generator").model == "org/base"
-    assert config_of(resolved_chain, "ai-generator").engine is GeneratorKind.LOCAL
+    assert get_config(resolved_chain, "ai-generator").model == "org/base"
+    assert get_config(resolved_chain, "ai-generator").engine is GeneratorKind.LOCAL
     assert (
-        resolved(source("docs"), node("ai_generator", engine="extractive")).digest
-        == resolved(source("docs"), node("ai_generator")).digest
+        resolve_nodes(source("docs"), node("ai_generator", engine="extractive")).digest
+        == resolve_nodes(source("docs"), node("ai_generator")).digest
     )
 
 
 def test_a_deployer_takes_the_tenant_of_its_chain() -> None:
     nodes = source(), node("trainer"), node("deployer", unevaluated=True)
-    assert config_of(resolved(*nodes), "deployer").tenant == "default"
-    assert config_of(resolved(*nodes, tenant="guests"), "deployer").tenant == "guests"
+    assert get_config(resolve_nodes(*nodes), "deployer").tenant == "default"
+    assert get_config(resolve_nodes(*nodes, tenant="guests"), "deployer").tenant == "guests"
     nodes = source(), node("trainer"), node("deployer", unevaluated=True, tenant="own")
-    assert config_of(resolved(*nodes, tenant="guests"), "deployer").tenant == "own"
+    assert get_config(resolve_nodes(*nodes, tenant="guests"), "deployer").tenant == "own"
 
 
 def test_a_trainer_without_a_base_model_takes_the_setting() -> None:
     value = chain(source(), node("trainer"))
-    assert config_of(resolve(value), "trainer").base_model == "starter"
-    assert config_of(resolve(value, "org/base"), "trainer").base_model == "org/base"
+    assert get_config(resolve(value), "trainer").base_model == "starter"
+    assert get_config(resolve(value, "org/base"), "trainer").base_model == "org/base"
 
 
 def test_a_later_trainer_takes_over_base_and_shape() -> None:
     first = node("trainer", base_model="org/one", method={"type": "lora", "profile": "classic"})
-    resolved_chain = resolved(source(), first, node("trainer", stage="dpo"))
-    later = config_of(resolved_chain, "trainer-2")
+    resolved_chain = resolve_nodes(source(), first, node("trainer", stage="dpo"))
+    later = get_config(resolved_chain, "trainer-2")
     assert later.base_model == "org/one"
-    assert later.method == config_of(resolved_chain, "trainer").method
+    assert later.method == get_config(resolved_chain, "trainer").method
     assert later.method.rank == 8
-    resolved_chain = resolved(source(), first, node("trainer", adapter="stack"))
-    assert config_of(resolved_chain, "trainer-2").method.rank == 32
-    resolved_chain = resolved(source(), node("trainer", method="full", base_model="org/one"), node("trainer"))
-    assert config_of(resolved_chain, "trainer-2").base_model == "org/one"
-    assert config_of(resolved_chain, "trainer-2").method.rank == 32
+    resolved_chain = resolve_nodes(source(), first, node("trainer", adapter="stack"))
+    assert get_config(resolved_chain, "trainer-2").method.rank == 32
+    resolved_chain = resolve_nodes(source(), node("trainer", method="full", base_model="org/one"), node("trainer"))
+    assert get_config(resolved_chain, "trainer-2").base_model == "org/one"
+    assert get_config(resolved_chain, "trainer-2").method.rank == 32
 
 
 def test_a_shape_of_its_own_is_not_taken_over() -> None:
     first = node("trainer", method={"type": "lora", "rank": 16})
     nodes = source(), first, node("trainer", method={"type": "lora", "rank": 8}, adapter="stack")
-    assert config_of(resolved(*nodes), "trainer-2").method.rank == 8
+    assert get_config(resolve_nodes(*nodes), "trainer-2").method.rank == 8
 
 
 def test_a_validator_counts_with_the_tokenizer_of_its_trainer() -> None:
     nodes = source(), node("validator"), node("validator"), node("trainer", base_model="org/one")
-    resolved_chain = resolved(*nodes)
+    resolved_chain = resolve_nodes(*nodes)
     assert (
-        config_of(resolved_chain, "validator").tokenizer
-        == config_of(resolved_chain, "validator-2").tokenizer
+        get_config(resolved_chain, "validator").tokenizer
+        == get_config(resolved_chain, "validator-2").tokenizer
         == "org/one"
     )
-    assert config_of(resolved(source(), node("validator")), "validator").tokenizer == "starter"
+    assert get_config(resolve_nodes(source(), node("validator")), "validator").tokenizer == "starter"
     nodes = source(), node("validator"), node("validator", tokenizer="org/own"), node("trainer", base_model="org/one")
-    assert config_of(resolved(*nodes), "validator").tokenizer == "org/own"
+    assert get_config(resolve_nodes(*nodes), "validator").tokenizer == "org/own"
     nodes = (
         source(), node("validator"), node("trainer", "b", ["validator"], base_model="org/b"),
         node("trainer", "c", ["validator"], base_model="org/c"),
     )  # fmt: skip
-    assert config_of(resolved(*nodes), "validator").tokenizer == "org/b"
+    assert get_config(resolve_nodes(*nodes), "validator").tokenizer == "org/b"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +267,9 @@ def test_a_validator_counts_with_the_tokenizer_of_its_trainer() -> None:
 def test_a_learning_rate_is_filled_by_stage_method_and_base(
     stage: str, method: str, base: str | None, rate: float
 ) -> None:
-    config = config_of(resolved(source(), node("trainer", stage=stage, method=method, base_model=base)), "trainer")
+    config = get_config(
+        resolve_nodes(source(), node("trainer", stage=stage, method=method, base_model=base)), "trainer"
+    )
     assert config.hyperparameters.learning_rate == rate
     assert config.hyperparameters.epochs == (10 if base == "starter" and stage == "sft" else 3)
     assert config.hyperparameters.max_steps is None
@@ -266,7 +277,9 @@ def test_a_learning_rate_is_filled_by_stage_method_and_base(
 
 def test_what_is_said_is_kept() -> None:
     hyper = {"learning_rate": 1e-3, "max_steps": 7}
-    hyperparameters = config_of(resolved(source(), node("trainer", hyperparameters=hyper)), "trainer").hyperparameters
+    hyperparameters = get_config(
+        resolve_nodes(source(), node("trainer", hyperparameters=hyper)), "trainer"
+    ).hyperparameters
     assert (hyperparameters.learning_rate, hyperparameters.max_steps, hyperparameters.epochs) == (1e-3, 7, None)
 
 
@@ -291,7 +304,7 @@ def test_resolving_twice_changes_nothing() -> None:
 
 
 def test_a_resolved_chain_is_stored_and_read_back() -> None:
-    resolved_chain = resolved(
+    resolved_chain = resolve_nodes(
         source("docs"), node("ai_generator"), node("validator"), node("trainer"), node("evaluator")
     )
     again = ResolvedChain.model_validate_json(resolved_chain.model_dump_json())
@@ -376,7 +389,7 @@ def test_every_order_respects_the_needs(nodes: list[dict[str, Any]]) -> None:
     refusals = reasons(*nodes)
     assert {reason.row for reason in refusals} <= {"port-two"}
     if not refusals:
-        order = resolved(*nodes).order
+        order = resolve_nodes(*nodes).order
         assert sorted(order) == sorted(node["id"] for node in nodes)
         position = {node_id: index for index, node_id in enumerate(order)}
         assert all(position[need] < position[node["id"]] for node in nodes for need in node["needs"])
@@ -387,7 +400,7 @@ def test_every_order_respects_the_needs(nodes: list[dict[str, Any]]) -> None:
 def test_inputs_come_from_earlier_nodes_that_make_them(nodes: list[dict[str, Any]]) -> None:
     if reasons(*nodes):
         return
-    resolved_chain = resolved(*nodes)
+    resolved_chain = resolve_nodes(*nodes)
     above: dict[str, set[str]] = {}
     for node_id in resolved_chain.order:
         needs = resolved_chain.node(node_id).needs
@@ -404,7 +417,7 @@ def test_listing_order_and_key_order_do_not_change_the_digest(nodes: list[dict[s
         return
     shuffled = [dict(random.sample(list(node.items()), len(node))) for node in nodes]
     random.shuffle(shuffled)
-    assert resolved(*shuffled).digest == resolved(*nodes).digest
+    assert resolve_nodes(*shuffled).digest == resolve_nodes(*nodes).digest
 
 
 @given(dags(), st.integers(0, 11), st.integers(0, 11))
@@ -414,15 +427,15 @@ def test_an_edge_back_is_a_circle_or_a_chain(nodes: list[dict[str, Any]], start:
     first, second = f"n{min(start, end)}", f"n{max(start, end)}"
     if first in by_id and second in by_id:
         by_id[first]["needs"] = [*by_id[first]["needs"], second]
-        refusal_names = set(names(*nodes))
+        refusal_names = set(list_row_names(*nodes))
         assert refusal_names <= {"E-SPEC-GRAPH", "port-two", "port-rows"}
         if first == second:
             assert "E-SPEC-GRAPH" in refusal_names
 
 
-def by_rule(generator: dict[str, object], base: str, **evaluator: object) -> tuple[object, ...]:
+def decide_by_rule(generator: dict[str, object], base: str, **evaluator: object) -> tuple[object, ...]:
     """Epochs, questions, required share and tolerance of a chain on pairs of a generator."""
-    chain = resolved(
+    chain = resolve_nodes(
         {"type": "data_source", "config": {"path": "docs"}}, {"type": "ai_generator", "config": generator},
         {"type": "validator"}, {"type": "validator"}, {"type": "trainer", "config": {"base_model": base}},
         {"type": "evaluator", "config": evaluator},
@@ -432,9 +445,9 @@ def by_rule(generator: dict[str, object], base: str, **evaluator: object) -> tup
 
 
 def test_pairs_that_are_taken_by_rule_set_epochs_questions_and_tolerance() -> None:
-    assert by_rule({}, "starter") == (10.0, 20, 0.2, 0.5)
-    assert by_rule({"engine": "extractive"}, "models/other") == (3.0, 20, 0.2, None)
-    assert by_rule({"model": "writer"}, "starter") == (10.0, 0, None, None)
-    assert by_rule({}, "starter", quotes=0, tolerance=0.1) == (10.0, 0, None, 0.1)
-    assert by_rule({}, "starter", quotes=7, least_quoted=0.5) == (10.0, 7, 0.5, 0.5)
-    assert by_rule({}, "starter", benchmarks=[{"name": "f1"}]) == (10.0, 0, None, None)
+    assert decide_by_rule({}, "starter") == (10.0, 20, 0.2, 0.5)
+    assert decide_by_rule({"engine": "extractive"}, "models/other") == (3.0, 20, 0.2, None)
+    assert decide_by_rule({"model": "writer"}, "starter") == (10.0, 0, None, None)
+    assert decide_by_rule({}, "starter", quotes=0, tolerance=0.1) == (10.0, 0, None, 0.1)
+    assert decide_by_rule({}, "starter", quotes=7, least_quoted=0.5) == (10.0, 7, 0.5, 0.5)
+    assert decide_by_rule({}, "starter", benchmarks=[{"name": "f1"}]) == (10.0, 0, None, None)

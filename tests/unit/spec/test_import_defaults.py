@@ -58,7 +58,7 @@ LEAST: dict[str, dict[str, Any]] = {
 """For each tool a config with nothing but what it needs."""
 
 
-def imported(tool: str, value: dict[str, Any] | None = None, overrides: dict[str, Any] | None = None,
+def import_least(tool: str, value: dict[str, Any] | None = None, overrides: dict[str, Any] | None = None,
              family: str | None = None) -> Imported:  # fmt: skip
     return import_config(value or LEAST[tool], "least", (tool, TOOLS[tool]), overrides or {}, family=family)
 
@@ -87,7 +87,7 @@ def assert_written(tool: str, import_result: Imported, key: str, value: Any) -> 
             assert setting_at(import_result, setting) == expected, (key, value)
 
 
-def defaults_of(settings: Any) -> dict[str, Any]:
+def list_defaults(settings: Any) -> dict[str, Any]:
     """The fields of a dataclass with their defaults; those that a factory makes, made."""
     factory_values = {
         field.name: field.default_factory()
@@ -104,7 +104,7 @@ def defaults_of(settings: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("tool", FACTS)
 def test_what_a_config_leaves_out_is_the_default_of_the_tool(tool: str) -> None:
-    import_result = imported(tool)
+    import_result = import_least(tool)
     for fact in FACTS[tool]:
         assert_written(tool, import_result, fact.key, fact.value)
 
@@ -136,27 +136,27 @@ OF_STAGE: dict[str, tuple[type, dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("stage", OF_STAGE)
 def test_trl_has_its_own_defaults_in_each_stage(stage: str) -> None:
     config_class, marks, keys = OF_STAGE[stage]
-    defaults = defaults_of(config_class)
+    defaults = list_defaults(config_class)
     rewards = {"stage": {"rewards": [{"type": "exact_match"}]}} if stage == "grpo" else {}
-    import_result = imported("trl", LEAST["trl"] | marks, rewards)
+    import_result = import_least("trl", LEAST["trl"] | marks, rewards)
     assert setting_at(import_result, "stage") == stage or setting_at(import_result, "stage.type") == stage
     for key in (*ARGUMENTS, *keys):
         assert_written("trl", import_result, key, defaults[key])
 
 
 def test_trl_adapts_as_its_model_config_says() -> None:
-    defaults = defaults_of(trl.ModelConfig)
+    defaults = list_defaults(trl.ModelConfig)
     for key in ("lora_r", "lora_alpha", "lora_dropout"):
-        assert_written("trl", imported("trl"), key, defaults[key])
+        assert_written("trl", import_least("trl"), key, defaults[key])
     assert defaults["use_peft"] is False
     whole = {key: value for key, value in LEAST["trl"].items() if key != "use_peft"}
-    assert setting_at(imported("trl", whole), "method") == "full"
+    assert setting_at(import_least("trl", whole), "method") == "full"
 
 
 def test_llamafactory_trains_with_the_arguments_of_transformers() -> None:
-    defaults = defaults_of(transformers.TrainingArguments)
+    defaults = list_defaults(transformers.TrainingArguments)
     for key in ARGUMENTS:
-        assert_written("llamafactory", imported("llamafactory"), key, defaults[key])
+        assert_written("llamafactory", import_least("llamafactory"), key, defaults[key])
 
 
 def test_peft_chooses_modules_by_the_family_of_the_base() -> None:
@@ -164,7 +164,7 @@ def test_peft_chooses_modules_by_the_family_of_the_base() -> None:
         name: list(modules) for name, modules in TARGETS_OF_FAMILY.items()
     }
     assert {family for _, family in FAMILY_BY_NAME} <= TARGETS_OF_FAMILY.keys()
-    fields = defaults_of(peft.LoraConfig)
+    fields = list_defaults(peft.LoraConfig)
     assert (fields["r"], fields["lora_alpha"], fields["lora_dropout"]) == (8, 8, 0.0)
 
 
@@ -182,7 +182,7 @@ def test_peft_chooses_modules_by_the_family_of_the_base() -> None:
     ],
 )
 def test_modules_that_a_config_leaves_out(base: str, family: str | None, expected: list[str] | None) -> None:
-    import_result = imported("trl", LEAST["trl"] | {"model_name_or_path": base}, family=family)
+    import_result = import_least("trl", LEAST["trl"] | {"model_name_or_path": base}, family=family)
     if expected is None:
         assert [refusal.key for refusal in import_result.refusals] == ["lora_target_modules"]
     else:
@@ -191,33 +191,33 @@ def test_modules_that_a_config_leaves_out(base: str, family: str | None, expecte
 
 @given(rank=st.integers(1, 256))
 def test_llamafactory_takes_twice_the_rank_as_alpha(rank: int) -> None:
-    import_result = imported("llamafactory", LEAST["llamafactory"] | {"lora_rank": rank})
+    import_result = import_least("llamafactory", LEAST["llamafactory"] | {"lora_rank": rank})
     assert setting_at(import_result, "method.alpha") == 2 * rank
 
 
 def test_torchtune_optimises_as_torch_does() -> None:
     parameters = inspect.signature(torch.optim.AdamW).parameters
-    import_result = imported("torchtune")
+    import_result = import_least("torchtune")
     assert setting_at(import_result, "hyperparameters.learning_rate") == parameters["lr"].default
     assert setting_at(import_result, "hyperparameters.weight_decay") == parameters["weight_decay"].default
     assert setting_at(import_result, "hyperparameters.max_grad_norm") == 1e6
     strange = LEAST["torchtune"] | {"optimizer": {"_component_": "torch.optim.RAdam"}}
     assert {"optimizer.lr", "optimizer.weight_decay"} <= {
-        refusal.key for refusal in imported("torchtune", strange).refusals
+        refusal.key for refusal in import_least("torchtune", strange).refusals
     }
 
 
 def test_the_second_form_of_llamafactory_has_other_defaults() -> None:
     value = {"model": "acme/base", "train_dataset": "rows.jsonl", "template": "qwen3",
              "peft_config": {"name": "lora"}}  # fmt: skip
-    import_result = imported("llamafactory", value)
+    import_result = import_least("llamafactory", value)
     assert [setting_at(import_result, f"method.{name}") for name in ("rank", "alpha", "dropout")] == [8, 16, 0.05]
     assert setting_at(import_result, "hyperparameters.learning_rate") == 1e-4
     assert setting_at(import_result, "hyperparameters.batch_size") == 1
 
 
 def test_what_is_left_out_is_printed() -> None:
-    import_result = imported("llamafactory", LEAST["llamafactory"] | {"lora_rank": 64})
+    import_result = import_least("llamafactory", LEAST["llamafactory"] | {"lora_rank": 64})
     line = next(default for default in import_result.defaults if default.key == "lora_alpha")
     assert (line.value, line.status, line.setting) == (128, KeyStatus.DEFAULT, "method.alpha")
     assert all(default.status is KeyStatus.DEFAULT and default.because for default in import_result.defaults)
@@ -226,17 +226,17 @@ def test_what_is_left_out_is_printed() -> None:
 
 def test_axolotl_warms_up_for_three_percent_and_at_most_100_steps() -> None:
     for steps, expected in ((10, 0), (1000, 30), (9000, 100)):
-        import_result = imported("axolotl", LEAST["axolotl"] | {"max_steps": steps})
+        import_result = import_least("axolotl", LEAST["axolotl"] | {"max_steps": steps})
         assert setting_at(import_result, "hyperparameters.warmup_steps") == expected
-    assert setting_at(imported("axolotl"), "hyperparameters.warmup_ratio") == 0.03
+    assert setting_at(import_least("axolotl"), "hyperparameters.warmup_ratio") == 0.03
 
 
 # What cannot be reproduced
 
 
-def without(value: dict[str, Any], key: str) -> dict[str, Any]:
+def remove_key(value: dict[str, Any], key: str) -> dict[str, Any]:
     first, _, rest = key.partition(".")
-    return {k: without(v, rest) if rest and k == first else v for k, v in value.items() if rest or k != first}
+    return {k: remove_key(v, rest) if rest and k == first else v for k, v in value.items() if rest or k != first}
 
 
 @pytest.mark.parametrize(
@@ -257,26 +257,26 @@ def without(value: dict[str, Any], key: str) -> dict[str, Any]:
 def test_a_key_whose_default_a_chain_does_not_have_is_refused_until_it_is_given(
     tool: str, key: str, answer: dict[str, Any]
 ) -> None:
-    import_result = imported(tool, without(LEAST[tool], key))
+    import_result = import_least(tool, remove_key(LEAST[tool], key))
     assert [(refusal.key, refusal.code) for refusal in import_result.refusals] == [(key, "E-IMPORT-KEY")]
     assert all(refusal.do and refusal.because.startswith("Left out.") for refusal in import_result.refusals)
-    assert imported(tool, without(LEAST[tool], key), answer).chain is not None
+    assert import_least(tool, remove_key(LEAST[tool], key), answer).chain is not None
 
 
 def test_trl_learns_prompts_unless_it_is_told_not_to() -> None:
-    silent = without(LEAST["trl"], "completion_only_loss")
-    assert [refusal.key for refusal in imported("trl", silent).refusals] == ["assistant_only_loss"]
+    silent = remove_key(LEAST["trl"], "completion_only_loss")
+    assert [refusal.key for refusal in import_least("trl", silent).refusals] == ["assistant_only_loss"]
     for value, overrides in (
         (silent | {"assistant_only_loss": True}, {}),
         (silent, {"stage": "sft"}),
         (silent | {"beta": 0.1}, {}),
     ):
-        assert imported("trl", value, overrides).chain is not None
+        assert import_least("trl", value, overrides).chain is not None
 
 
 def test_unsloth_trains_on_a_base_of_four_bits_where_nothing_is_said() -> None:
     value = LEAST["unsloth"] | {"training": {"train_on_completions": True}}
-    assert setting_at(imported("unsloth", value), "method.type") == "qlora"
+    assert setting_at(import_least("unsloth", value), "method.type") == "qlora"
 
 
 OTHERWISE: list[tuple[str, dict[str, Any]]] = [
@@ -304,7 +304,7 @@ OTHERWISE: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("tool", "keys"), OTHERWISE)
 def test_what_trains_something_else_is_refused(tool: str, keys: dict[str, Any]) -> None:
-    import_result = imported(tool, LEAST[tool] | keys)
+    import_result = import_least(tool, LEAST[tool] | keys)
     assert import_result.chain is None
     assert len(import_result.refusals) == len({refusal.key for refusal in import_result.refusals})
     assert all(refusal.do for refusal in import_result.refusals)
@@ -313,15 +313,17 @@ def test_what_trains_something_else_is_refused(tool: str, keys: dict[str, Any]) 
 @pytest.mark.parametrize("name", ["alpaca_dataset", "alpaca_cleaned_dataset", "grammar_dataset", "samsum_dataset"])
 def test_a_prompt_text_of_torchtune_is_refused_until_another_is_wanted(name: str) -> None:
     value = LEAST["torchtune"] | {"dataset": {"_component_": f"torchtune.datasets.{name}", "train_on_input": False}}
-    assert [refusal.key for refusal in imported("torchtune", value).refusals] == ["dataset._component_"]
-    assert imported("torchtune", value, {"data_source": {"format": "auto"}}).chain is not None
+    assert [refusal.key for refusal in import_least("torchtune", value).refusals] == ["dataset._component_"]
+    assert import_least("torchtune", value, {"data_source": {"format": "auto"}}).chain is not None
     learned = LEAST["torchtune"] | {"dataset": {"_component_": "torchtune.datasets.alpaca_dataset"}}
-    keys = [refusal.key for refusal in imported("torchtune", learned).refusals]
+    keys = [refusal.key for refusal in import_least("torchtune", learned).refusals]
     assert sorted(keys) == ["dataset._component_", "dataset.train_on_input"]
 
 
 def test_a_part_of_a_data_set_of_the_hub_stays_named() -> None:
-    import_result = imported("axolotl", LEAST["axolotl"] | {"datasets": [CHAT | {"path": "acme/rows", "name": "en"}]})
+    import_result = import_least(
+        "axolotl", LEAST["axolotl"] | {"datasets": [CHAT | {"path": "acme/rows", "name": "en"}]}
+    )
     assert import_result.value["nodes"][0]["config"] == {
         "sets": {"sft": {"hub": {"name": "acme/rows", "config": "en"}}}
     }  # fmt: skip

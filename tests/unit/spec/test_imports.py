@@ -22,7 +22,7 @@ from trainyard.spec.training import TrainerConfig, TrainingSettings
 OWN = Path(__file__).parents[2] / "resources" / "imports"
 
 
-def imported(
+def import_own(
     tool: str, overrides: dict[str, Any] | None = None, without: tuple[str, ...] = (), **keys: Any
 ) -> Imported:
     """The own config of a tool with some keys changed."""
@@ -35,7 +35,7 @@ def trainer(import_result: Imported) -> dict[str, Any]:
     return dict(import_result.value["nodes"][1]["config"])
 
 
-def line_of(import_result: Imported, key: str) -> Any:
+def find_line(import_result: Imported, key: str) -> Any:
     return next(key_result for key_result in import_result.keys if key_result.key == key)
 
 
@@ -73,7 +73,7 @@ def test_defaults_are_settings_of_a_trainer(tool: str) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_key_of_an_own_config_has_an_answer_and_most_are_mapped(tool: str) -> None:
-    import_result = imported(tool)
+    import_result = import_own(tool)
     value = load_value(OWN / f"{tool}.yaml")
     assert [key.key for key in import_result.keys] == [key.written for key in occurrences(value)]
     assert import_result.refusals == ()
@@ -88,7 +88,7 @@ def test_an_own_config_is_found_by_its_keys(tool: str) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_written_chain_is_read_again(tool: str) -> None:
-    import_result = imported(tool)
+    import_result = import_own(tool)
     spec, reasons = read_chain(import_result.value)
     assert reasons == []
     assert spec == import_result.chain
@@ -99,7 +99,7 @@ def test_the_written_chain_is_read_again(tool: str) -> None:
 
 
 def test_axolotl() -> None:
-    import_result = imported("axolotl")
+    import_result = import_own("axolotl")
     assert import_result.value["nodes"][0]["config"] == {"sets": {"sft": {"path": "rows.jsonl"}}}
     assert trainer(import_result) == {
         "stage": "sft",
@@ -115,7 +115,7 @@ def test_axolotl() -> None:
 
 
 def test_llamafactory() -> None:
-    import_result = imported("llamafactory")
+    import_result = import_own("llamafactory")
     (source,) = import_result.value["nodes"][0]["config"]["sets"].values()
     assert source == {"path": "my_data", "include": ["pairs.*", "pairs/*"], "max_rows": 40}
     config = trainer(import_result)
@@ -126,7 +126,7 @@ def test_llamafactory() -> None:
 
 
 def test_trl() -> None:
-    config = trainer(imported("trl"))
+    config = trainer(import_own("trl"))
     hyper = config["hyperparameters"]
     assert (hyper["warmup_steps"], hyper["max_steps"], hyper["optimizer"]) == (2, 20, "adafactor")
     assert hyper["precision"] == "fp32"
@@ -134,15 +134,15 @@ def test_trl() -> None:
 
 
 def test_unsloth_with_all_weights_has_no_rank() -> None:
-    import_result = imported("unsloth")
+    import_result = import_own("unsloth")
     config = trainer(import_result)
     assert config["method"] == "full"
     assert config["hyperparameters"]["warmup_steps"] == 5
-    assert line_of(import_result, "lora.lora_r").because == "The method full does not read it, here as there."
+    assert find_line(import_result, "lora.lora_r").because == "The method full does not read it, here as there."
 
 
 def test_oumi() -> None:
-    config = trainer(imported("oumi"))
+    config = trainer(import_own("oumi"))
     assert config["hyperparameters"]["gradient_checkpointing"] is True
     assert config["method"] == {
         "type": "lora", "rank": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"],
@@ -150,7 +150,7 @@ def test_oumi() -> None:
 
 
 def test_torchtune() -> None:
-    import_result = imported("torchtune")
+    import_result = import_own("torchtune")
     config = trainer(import_result)
     assert config["base_model"] == "/tmp/base"
     assert config["method"]["target_modules"] == ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -182,7 +182,7 @@ def test_torchtune() -> None:
     ],
 )  # fmt: skip
 def test_stages_and_methods(tool: str, keys: dict[str, Any], expected: dict[str, Any]) -> None:
-    config = trainer(imported(tool, **keys))
+    config = trainer(import_own(tool, **keys))
     for name, value in expected.items():
         value_in_config = (
             config[name] if isinstance(value, dict) or isinstance(config[name], str) else config[name]["type"]
@@ -192,11 +192,11 @@ def test_stages_and_methods(tool: str, keys: dict[str, Any], expected: dict[str,
 
 def test_set_wins_and_answers_a_refused_key() -> None:
     keys = {"rl": "grpo", "trl": {"reward_funcs": ["module.reward"], "num_generations": 4, "max_completion_length": 64}}
-    refused = imported("axolotl", **keys)
+    refused = import_own("axolotl", **keys)
     assert [refusal.key for refusal in refused.refusals] == ["trl.reward_funcs"]
     rewards = [{"type": "exact_match"}]
-    import_result = imported("axolotl", {"stage": {"rewards": rewards}, "base_model": "here"}, **keys)
-    assert line_of(import_result, "trl.reward_funcs").because == "Given by --set."
+    import_result = import_own("axolotl", {"stage": {"rewards": rewards}, "base_model": "here"}, **keys)
+    assert find_line(import_result, "trl.reward_funcs").because == "Given by --set."
     config = trainer(import_result)
     assert config["stage"]["rewards"] == rewards
     assert (config["base_model"], config["backend"]) == ("here", "trl")
@@ -205,8 +205,8 @@ def test_set_wins_and_answers_a_refused_key() -> None:
 
 def test_without_leaves_a_key_out() -> None:
     keys = {"use_eaft": True, "plugins": ["axolotl.integrations.spectrum.SpectrumPlugin"]}
-    assert {refusal.key for refusal in imported("axolotl", **keys).refusals} == {"use_eaft", "plugins"}
-    import_result = imported("axolotl", without=("use_eaft", "plugins"), **keys)
+    assert {refusal.key for refusal in import_own("axolotl", **keys).refusals} == {"use_eaft", "plugins"}
+    import_result = import_own("axolotl", without=("use_eaft", "plugins"), **keys)
     assert import_result.chain is not None
     assert all(key.key not in keys for key in import_result.keys)
 
@@ -228,17 +228,19 @@ OPTIONS: list[tuple[str, dict[str, Any], str, Any]] = [
 
 @pytest.mark.parametrize(("tool", "keys", "setting", "value"), OPTIONS)
 def test_options_of_a_training_are_mapped(tool: str, keys: dict[str, Any], setting: str, value: Any) -> None:
-    import_result = imported(tool, **keys)
+    import_result = import_own(tool, **keys)
     config: Any = trainer(import_result)
     for name in setting.split("."):
         config = config[name]
     assert config == value
-    assert {line_of(import_result, key).status for key in keys if not isinstance(keys[key], dict)} == {KeyStatus.MAPPED}
+    assert {find_line(import_result, key).status for key in keys if not isinstance(keys[key], dict)} == {
+        KeyStatus.MAPPED
+    }
 
 
 def test_noise_that_another_stage_would_add_is_noted_as_such() -> None:
-    import_result = imported("llamafactory", neftune_noise_alpha=5)
-    line = line_of(import_result, "neftune_noise_alpha")
+    import_result = import_own("llamafactory", neftune_noise_alpha=5)
+    line = find_line(import_result, "neftune_noise_alpha")
     assert (line.status, line.because) == (KeyStatus.NOTED, "Noise on the embeddings is a setting of stage sft.")
 
 
@@ -247,32 +249,32 @@ def test_positions_of_oumi() -> None:
     own_config = load_value(OWN / "oumi.yaml")
     model = {**own_config["model"], "model_kwargs": {"rope_scaling": rope}}
     training = {key: value for key, value in own_config["training"].items() if key != "use_peft"}
-    import_result = imported("oumi", model=model, training={**training, "use_peft": False})
+    import_result = import_own("oumi", model=model, training={**training, "use_peft": False})
     assert trainer(import_result)["rope"] == {"type": "yarn", "factor": 4.0, "original_length": 32768}
 
 
 def test_without_a_key_that_is_not_there() -> None:
     with pytest.raises(InvalidInput, match="E-IMPORT-KEY: There is no key 'lora_x'"):
-        imported("axolotl", without=("lora_x",))
+        import_own("axolotl", without=("lora_x",))
 
 
 def test_processes_make_a_strategy() -> None:
     keys = {"fsdp": ["full_shard"], "fsdp_config": {"reshard_after_forward": True, "offload_params": True}}
-    alone = imported("axolotl", **keys)
-    assert line_of(alone, "fsdp").status is KeyStatus.NOTED
+    alone = import_own("axolotl", **keys)
+    assert find_line(alone, "fsdp").status is KeyStatus.NOTED
     assert "launch" not in trainer(alone)
-    shared = imported("axolotl", {"launch": {"processes": 4}}, **keys)
+    shared = import_own("axolotl", {"launch": {"processes": 4}}, **keys)
     assert trainer(shared)["launch"] == {"strategy": "fsdp_hybrid", "processes": 4}
-    assert line_of(shared, "fsdp_config.reshard_after_forward").status is KeyStatus.MAPPED
-    assert line_of(shared, "fsdp_config.offload_params").status is KeyStatus.NOTED
+    assert find_line(shared, "fsdp_config.reshard_after_forward").status is KeyStatus.MAPPED
+    assert find_line(shared, "fsdp_config.offload_params").status is KeyStatus.NOTED
 
 
 def test_evaluation_is_mapped_where_a_trainer_has_it() -> None:
-    import_result = imported("axolotl", val_set_size=0.1, early_stopping_patience=3)
+    import_result = import_own("axolotl", val_set_size=0.1, early_stopping_patience=3)
     if "eval" in TrainingSettings.model_fields:
         assert trainer(import_result)["eval"] == {"share": 0.1, "patience": 3}
     else:
-        assert line_of(import_result, "val_set_size").status is KeyStatus.NOTED
+        assert find_line(import_result, "val_set_size").status is KeyStatus.NOTED
 
 
 # Data
@@ -313,22 +315,22 @@ def test_places(data_places: list[DataPlace], expected: dict[str, Any]) -> None:
 
 def test_a_data_set_of_the_hub_is_read_there() -> None:
     alpaca = {"data_source": {"format": "alpaca"}}
-    import_result = imported(
+    import_result = import_own(
         "axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "split": "train[:50]"}]
     )
     source = import_result.value["nodes"][0]["config"]
     assert source == {"hub": {"name": "acme/rows"}, "max_rows": 50, "format": "alpaca"}
     assert import_result.notes == ()
-    other = imported("axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "split": "test"}])
+    other = import_own("axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "split": "test"}])
     assert other.value["nodes"][0]["config"]["hub"] == {"name": "acme/rows", "split": "test"}
-    with_files = imported(
+    with_files = import_own(
         "axolotl", alpaca, datasets=[{"path": "acme/rows", "type": "alpaca", "data_files": ["a.jsonl"]}]
     )
     assert with_files.value["nodes"][0]["config"]["path"] == "data/acme/rows"
     assert any(
         "hf download --repo-type dataset acme/rows --local-dir data/acme/rows" in note for note in with_files.notes
     )
-    answered = imported(
+    answered = import_own(
         "axolotl",
         {"data_source": {"path": "mine.jsonl", "format": "alpaca"}},
         datasets=[{"path": "acme/rows", "type": "alpaca"}],
@@ -352,13 +354,13 @@ def test_a_group_answers_for_its_keys() -> None:
 
 def test_a_tracker_says_what_of_its_project_is_kept() -> None:
     for project, trackers, because in ((None, None, "No tracker."), ("mine", ["wandb"], "'mine' is not kept")):
-        import_result = imported("axolotl", wandb_project=project)
-        assert line_of(import_result, "wandb_project").because.startswith(because)
+        import_result = import_own("axolotl", wandb_project=project)
+        assert find_line(import_result, "wandb_project").because.startswith(because)
         assert trainer(import_result).get("engine", {}).get("trackers") == trackers
 
 
 def test_two_trackers_are_both_kept() -> None:
-    assert trainer(imported("axolotl", wandb_project="mine", use_tensorboard=True))["engine"]["trackers"] == [
+    assert trainer(import_own("axolotl", wandb_project="mine", use_tensorboard=True))["engine"]["trackers"] == [
         "wandb", "tensorboard",
     ]  # fmt: skip
 
@@ -406,7 +408,7 @@ def test_a_config_that_is_no_training(tool: str, value: dict[str, Any], match: s
     ],
 )
 def test_wrong_keys_and_values(tool: str, keys: dict[str, Any], code: str, because: str) -> None:
-    import_result = imported(tool, **keys)
+    import_result = import_own(tool, **keys)
     assert import_result.chain is None
     refusals = [refusal for refusal in import_result.refusals if because in refusal.because]
     assert [refusal.code for refusal in refusals] == [code], [
@@ -416,7 +418,7 @@ def test_wrong_keys_and_values(tool: str, keys: dict[str, Any], code: str, becau
 
 
 def test_an_override_that_is_no_setting() -> None:
-    import_result = imported("axolotl", {"hyperparameters": {"learning": 1}})
+    import_result = import_own("axolotl", {"hyperparameters": {"learning": 1}})
     assert [(refusal.code, refusal.key) for refusal in import_result.refusals] == [
         ("E-SPEC-KEY", "config.hyperparameters.learning")
     ]
@@ -427,7 +429,7 @@ def test_two_data_sets_of_the_hub_are_one_mixture() -> None:
         {"path": "acme/rows", "type": "chat_template"},
         {"path": "acme/chats", "type": "chat_template", "split": "test"},
     ]
-    import_result = imported(
+    import_result = import_own(
         "axolotl", datasets=[*sets, {"path": "acme/rows", "type": "chat_template", "split": "train[:50]"}]
     )
     assert import_result.chain is not None, import_result.refusals

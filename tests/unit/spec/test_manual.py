@@ -43,7 +43,7 @@ def test_every_chain_of_a_guide_is_accepted(page: Path) -> None:
     assert [reason.line for text in chains for reason in check(load_value(text))] == []
 
 
-def nodes_of(text: str) -> Any:
+def list_nodes(text: str) -> Any:
     """The nodes that a block shows: those of a chain, a list of nodes, or one node; nothing for other YAML."""
     value = yaml.safe_load(text)
     nodes = value.get("nodes", [value]) if isinstance(value, dict) else value
@@ -54,7 +54,7 @@ def nodes_of(text: str) -> Any:
 def test_every_node_in_the_manual_has_fields_that_exist(page: Path) -> None:
     """A node out of its chain may lack what it needs; its own fields and values are those of its type."""
     for text in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        for node in nodes_of(re.sub(r"(?m)^config: .*\n", "", text) or "[]"):
+        for node in list_nodes(re.sub(r"(?m)^config: .*\n", "", text) or "[]"):
             if node["type"] in NODE_MODELS:
                 NODE_MODELS[node["type"]].model_validate(node)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, name_of
+from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, get_row_name
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
@@ -29,7 +29,7 @@ OK = sorted((RESOURCES / "chains_ok").glob("*"))
 REFUSALS = GOLDEN / "refusals.txt"
 
 
-def outside(path: str) -> Reason | None:
+def refuse_outside(path: str) -> Reason | None:
     because = f"The path {path!r} leads out of the data roots."
     instead = f'Use a path inside /work, or write the line `data_roots = ["{Path(path).parent}"]` into trainyard.toml.'
     return Reason("path-root", None, "", because, instead) if path.startswith(("..", "/")) else None
@@ -37,7 +37,7 @@ def outside(path: str) -> Reason | None:
 
 FACTS = RunFacts(
     endpoints=frozenset({"known"}),
-    path_problem=outside,
+    path_problem=refuse_outside,
     backends={BackendName.NATIVE: None, BackendName.TRL: None, BackendName.UNSLOTH: "Not installed."},
     devices=frozenset({Device.CPU}),
     embedded=False,
@@ -74,27 +74,27 @@ FACTS_OF = {
 """Files that another machine than the small one refuses."""
 
 
-def expected_name(path: Path) -> str:
+def read_expected_name(path: Path) -> str:
     """The first line of each file is a comment with the name of the row, or with the code of an invalid input."""
     return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
-def reasons_of(path: Path) -> list[Reason]:
+def list_reasons(path: Path) -> list[Reason]:
     try:
         return check(load_value(path))
     except Refused as refused:
         return list(refused.reasons)
 
 
-def at_run(value: Any, facts: RunFacts = FACTS) -> list[Reason]:
+def check_at_run(value: Any, facts: RunFacts = FACTS) -> list[Reason]:
     return run_reasons(resolve(value), facts)
 
 
-def at_run_file(path: Path) -> list[Reason]:
-    return at_run(load_chain(path), FACTS_OF.get(path.stem, FACTS))
+def check_file_at_run(path: Path) -> list[Reason]:
+    return check_at_run(load_chain(path), FACTS_OF.get(path.stem, FACTS))
 
 
-def at_session_file(path: Path) -> list[Reason]:
+def check_session_file(path: Path) -> list[Reason]:
     """What the rows of sessions say of a body."""
     config = trainer_of_session(SessionSpec.model_validate(load_value(path)))
     node = ResolvedNode(id="trainer", type="trainer", config=config)
@@ -102,7 +102,7 @@ def at_session_file(path: Path) -> list[Reason]:
 
 
 def run_names(*nodes: dict[str, Any], facts: RunFacts = FACTS) -> list[str]:
-    return [name_of(reason) for reason in at_run(chain(*nodes), facts)]
+    return [get_row_name(reason) for reason in check_at_run(chain(*nodes), facts)]
 
 
 def says(reason: Reason) -> bool:
@@ -110,52 +110,52 @@ def says(reason: Reason) -> bool:
     rows = [row for row in ROWS if row.name == reason.row]
     texts = [(row.because, reason.because) for row in rows] + [(row.instead, reason.instead) for row in rows]
     codes = [row.code == reason.code for row in rows]
-    return all([*codes, *(re.fullmatch(pattern_of(text), message, re.DOTALL) for text, message in texts)])
+    return all([*codes, *(re.fullmatch(make_pattern(text), message, re.DOTALL) for text, message in texts)])
 
 
-def pattern_of(text: str) -> str:
+def make_pattern(text: str) -> str:
     parts = [(re.escape(literal), field) for literal, field, _, _ in Formatter().parse(text)]
     return "".join(literal + (".*" if field is not None else "") for literal, field in parts)
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
 def test_each_bad_chain_is_refused_by_its_row(path: Path) -> None:
-    own_reasons = [reason for reason in reasons_of(path) if name_of(reason) == expected_name(path)]
+    own_reasons = [reason for reason in list_reasons(path) if get_row_name(reason) == read_expected_name(path)]
     assert own_reasons
     assert all(says(reason) for reason in own_reasons)
 
 
 @pytest.mark.parametrize("path", AT_RUN, ids=lambda path: path.stem)
 def test_what_only_a_run_can_know_is_refused_at_run(path: Path) -> None:
-    assert reasons_of(path) == []
-    (reason,) = at_run_file(path)
-    assert name_of(reason) == expected_name(path)
+    assert list_reasons(path) == []
+    (reason,) = check_file_at_run(path)
+    assert get_row_name(reason) == read_expected_name(path)
     assert says(reason)
-    assert at_run(load_chain(path), RunFacts()) == []
+    assert check_at_run(load_chain(path), RunFacts()) == []
 
 
 @pytest.mark.parametrize("path", AT_SESSION, ids=lambda path: path.stem)
 def test_each_bad_session_is_refused_by_its_row(path: Path) -> None:
-    reasons = at_session_file(path)
-    assert {name_of(reason) for reason in reasons} == {expected_name(path)}
+    reasons = check_session_file(path)
+    assert {get_row_name(reason) for reason in reasons} == {read_expected_name(path)}
     assert all(says(reason) for reason in reasons)
 
 
 def test_a_session_of_defaults_is_accepted(tmp_path: Path) -> None:
     for body in ("{}", "hyperparameters: {max_steps: 10, schedule: cosine, warmup_steps: 2}", "stage: dpo"):
         (tmp_path / "body.yaml").write_text(body)
-        assert at_session_file(tmp_path / "body.yaml") == []
+        assert check_session_file(tmp_path / "body.yaml") == []
 
 
 @pytest.mark.parametrize("path", OK, ids=lambda path: path.name)
 def test_good_chains_are_accepted(path: Path) -> None:
-    assert reasons_of(path) == []
+    assert list_reasons(path) == []
     assert resolve(load_chain(path)).digest
 
 
 def test_every_row_has_its_file() -> None:
     folders = {"spec": BAD, "run": AT_RUN, "session": AT_SESSION}
-    files = {scope: {expected_name(path) for path in paths} for scope, paths in folders.items()}
+    files = {scope: {read_expected_name(path) for path in paths} for scope, paths in folders.items()}
     for scope, named in files.items():
         scopes = {scope, "words"} if scope == "spec" else {scope}
         assert {row.name for row in ROWS if row.scope in scopes} == {name for name in named if name[:2] != "E-"}
@@ -169,9 +169,9 @@ def test_every_row_has_a_name_of_its_own() -> None:
 
 def test_the_wording_of_every_refusal_is_as_agreed() -> None:
     """`GOLDEN=write` writes the file again, for a person to read."""
-    lines = [f"{path.stem}: {reason.line()}" for path in BAD for reason in reasons_of(path)]
-    lines += [f"{path.stem}: {reason.line()}" for path in AT_RUN for reason in at_run_file(path)]
-    lines += [f"{path.stem}: {reason.line()}" for path in AT_SESSION for reason in at_session_file(path)]
+    lines = [f"{path.stem}: {reason.line()}" for path in BAD for reason in list_reasons(path)]
+    lines += [f"{path.stem}: {reason.line()}" for path in AT_RUN for reason in check_file_at_run(path)]
+    lines += [f"{path.stem}: {reason.line()}" for path in AT_SESSION for reason in check_session_file(path)]
     text = "\n".join(lines) + "\n"
     if os.environ.get("GOLDEN") == "write":
         REFUSALS.write_text(text, encoding="utf-8")
@@ -195,7 +195,7 @@ STILL = {"control-stage", "no-heldout"}
 """Files whose nearest good chain still has another, unrelated reason."""
 
 
-def edited(value: Any, edits: dict[str, Any]) -> Any:
+def edit_value(value: Any, edits: dict[str, Any]) -> Any:
     for path, replacement in edits.items():
         *parents, last = ["nodes", *path.split(".")]
         container = value
@@ -213,8 +213,8 @@ def edited(value: Any, edits: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("name", "way", "edits"), NEAR, ids=lambda part: part if isinstance(part, str) else "")
 def test_the_nearest_chain_that_is_not_refused(name: str, way: str, edits: dict[str, Any]) -> None:
     path = RESOURCES / "chains_bad" / f"{name}.yaml"
-    refusals = check(edited(load_value(path), edits))
-    assert expected_name(path) not in [name_of(reason) for reason in refusals], way
+    refusals = check(edit_value(load_value(path), edits))
+    assert read_expected_name(path) not in [get_row_name(reason) for reason in refusals], way
     if name not in STILL:
         assert refusals == [], way
 
@@ -226,19 +226,19 @@ CHAINS = [path for path in BAD if not path.stem.startswith("e-spec-") and "nodes
 def test_below_a_node_that_cannot_be_read_only_what_a_node_says_itself_is_told(path: Path) -> None:
     value = load_value(path)
     value["nodes"][0] = {"type": "zzz"}
-    alone = [reason for reason in reasons_of(path) if not chained(reason) and reason.node != "data-source"]
+    alone = [reason for reason in list_reasons(path) if not is_chained(reason) and reason.node != "data-source"]
     row_reasons = [reason for reason in check(value) if reason.row]
-    assert [(name_of(reason), reason.node) for reason in row_reasons] == [
-        (name_of(reason), reason.node) for reason in alone
+    assert [(get_row_name(reason), reason.node) for reason in row_reasons] == [
+        (get_row_name(reason), reason.node) for reason in alone
     ]
 
 
-def chained(reason: Reason) -> bool:
+def is_chained(reason: Reason) -> bool:
     """Whether the row of a reason looks at other nodes too."""
-    rows = [row for row in ROWS if row.name == name_of(reason) and row.scope in ("spec", "words")]
+    rows = [row for row in ROWS if row.name == get_row_name(reason) and row.scope in ("spec", "words")]
     return all(row.chained for row in rows)
 
 
 def test_every_row_of_the_spec_has_a_nearest_good_chain() -> None:
-    covered = {expected_name(RESOURCES / "chains_bad" / f"{name}.yaml") for name, _, _ in NEAR}
+    covered = {read_expected_name(RESOURCES / "chains_bad" / f"{name}.yaml") for name, _, _ in NEAR}
     assert {row.name for row in ROWS if row.scope == "spec"} <= covered

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import chain, name_of, node, reasons, source
-from tests.unit.spec.test_refusals import at_run, run_names
+from tests.unit.spec.chains import chain, get_row_name, node, reasons, source
+from tests.unit.spec.test_refusals import check_at_run, run_names
 from trainyard.errors import Reason
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.context import RunFacts
@@ -15,7 +15,7 @@ from trainyard.spec.compat.context import RunFacts
 
 def test_every_path_of_a_chain_is_asked_about() -> None:
     sets = {"sft": {"path": "/a.jsonl"}, "preference": {"path": "b.jsonl"}, "documents": {"repository": "../code"}}
-    refusals = at_run(
+    refusals = check_at_run(
         chain(
             node("data_source", sets=sets),
             node("validator", evaluation_sets=["fine.jsonl", "../tasks.jsonl"]),
@@ -23,7 +23,7 @@ def test_every_path_of_a_chain_is_asked_about() -> None:
             node("evaluator", benchmarks=[{"name": "f1", "path": "/t.jsonl"}, {"name": "f1"}, {"name": "forgetting"}]),
         )
     )
-    assert [(name_of(reason), reason.node, reason.field) for reason in refusals] == [
+    assert [(get_row_name(reason), reason.node, reason.field) for reason in refusals] == [
         ("path-root", "data-source", "config.sets.sft.path"),
         ("path-root", "data-source", "config.sets.documents.repository"),
         ("path-root", "validator", "config.evaluation_sets.1"),
@@ -46,14 +46,14 @@ def test_what_is_not_a_local_path_is_not_asked_about() -> None:
     ],
 )  # fmt: skip
 def test_a_mirror_on_this_machine_is_a_path_like_another(address: str, path: str) -> None:
-    refusals = at_run(chain(source(), node("trainer", engine={"mirror": address})))
-    assert [(name_of(reason), reason.field) for reason in refusals] == [("path-root", "config.engine.mirror")]
+    refusals = check_at_run(chain(source(), node("trainer", engine={"mirror": address})))
+    assert [(get_row_name(reason), reason.field) for reason in refusals] == [("path-root", "config.engine.mirror")]
     assert refusals[0].because == f"The path {path!r} leads out of the data roots."
 
 
 def test_the_file_of_a_chat_template_is_asked_about() -> None:
-    refusals = at_run(chain(source(), node("trainer", engine={"template": "../chat.jinja"})))
-    assert [(name_of(reason), reason.field) for reason in refusals] == [("path-root", "config.engine.template")]
+    refusals = check_at_run(chain(source(), node("trainer", engine={"template": "../chat.jinja"})))
+    assert [(get_row_name(reason), reason.field) for reason in refusals] == [("path-root", "config.engine.template")]
     for engine in ({"template": "chat.jinja"}, {"template": "chatml"}, {"mirror": "gs://bucket/one"}, {}):
         assert run_names(source(), node("trainer", engine=engine)) == []
 
@@ -105,10 +105,10 @@ def test_vllm_needs_cuda_and_its_program() -> None:
 
 
 def test_a_missing_backend_says_why_and_what_is_here() -> None:
-    (reason,) = at_run(chain(source(), node("trainer", backend="unsloth")))
+    (reason,) = check_at_run(chain(source(), node("trainer", backend="unsloth")))
     assert reason.because == "The backend unsloth is not available here: Not installed."
     assert reason.instead == "Use one of: native, trl."
-    (reason,) = at_run(chain(source(), node("trainer", backend="mlx")), RunFacts(backends={}))
+    (reason,) = check_at_run(chain(source(), node("trainer", backend="mlx")), RunFacts(backends={}))
     assert reason.because == "The backend mlx is not available here: This version does not have it."
     assert reason.instead == "Use one of: none is available here."
 
@@ -154,8 +154,8 @@ def test_half_precision_where_the_device_shows_at_run(
 def test_the_embedded_server_has_to_be_up(embedded: bool | None, expected: list[str]) -> None:
     nodes = [source(), node("validator"), node("trainer"), node("evaluator")]
     targets = [{"type": "registry"}, {"type": "embedded", "url": "http://127.0.0.1:1"}, {"type": "embedded"}]
-    refusals = at_run(chain(*nodes, node("deployer", targets=targets)), RunFacts(embedded=embedded))
-    assert [name_of(reason) for reason in refusals] == expected
+    refusals = check_at_run(chain(*nodes, node("deployer", targets=targets)), RunFacts(embedded=embedded))
+    assert [get_row_name(reason) for reason in refusals] == expected
     assert [reason.field for reason in refusals] == ["config.targets.2.type"] * len(expected)
 
 
@@ -172,7 +172,7 @@ def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
         node("trainer", backend="trl", stage="ppo", hyperparameters={"precision": "fp16"}, device="cpu"),
         node("deployer"),
     )  # fmt: skip
-    assert [(reason.node, name_of(reason)) for reason in refusals] == [
+    assert [(reason.node, get_row_name(reason)) for reason in refusals] == [
         ("trainer", "port-sft"),
         ("trainer", "backend-setting"),
         ("trainer", "quant-export"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import name_of, node, reasons, source
+from tests.unit.spec.chains import get_row_name, node, reasons, source
 from tests.unit.spec.test_refusals import run_names
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device, Precision
@@ -141,7 +141,7 @@ def test_a_refusal_says_what_is_supported_and_by_whom(
     config: dict[str, Any], field: str, because: str, instead: str
 ) -> None:
     (reason,) = backend_reasons(TrainerConfig.model_validate(config), "trainer")
-    assert (name_of(reason), reason.node, reason.field) == ("backend-setting", "trainer", f"config.{field}")
+    assert (get_row_name(reason), reason.node, reason.field) == ("backend-setting", "trainer", f"config.{field}")
     assert reason.because.endswith(because)
     assert reason.instead == f"Use {instead}"
 
@@ -149,7 +149,7 @@ def test_a_refusal_says_what_is_supported_and_by_whom(
 def test_a_chain_is_refused_in_the_words_of_a_job() -> None:
     config = {"backend": "llamacpp", "method": "lora", "hyperparameters": {"epochs": 1.5, "max_steps": 3}}
     refusals = [
-        reason for reason in reasons(source(), node("trainer", **config)) if name_of(reason) == BACKEND_ROW.name
+        reason for reason in reasons(source(), node("trainer", **config)) if get_row_name(reason) == BACKEND_ROW.name
     ]
     assert refusals == backend_reasons(TrainerConfig.model_validate(config), "trainer")
     assert [reason.field.rpartition(".")[2] for reason in refusals] == ["method", "max_steps", "epochs"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import name_of, names, node, reasons, source
+from tests.unit.spec.chains import get_row_name, list_row_names, node, reasons, source
 from trainyard.errors import Reason
 
 
@@ -42,13 +42,13 @@ DOCUMENTS = {"benchmarks": [{"name": "f1", "set": "unseen_documents"}]}
 def test_sets_have_to_be_held_out_to_be_evaluated(
     generator: dict[str, Any], validator: dict[str, Any], evaluator: dict[str, Any], expected: list[str]
 ) -> None:
-    assert names(*six(generator=generator, validator=validator, evaluator=evaluator)) == expected
+    assert list_row_names(*six(generator=generator, validator=validator, evaluator=evaluator)) == expected
 
 
 def test_wordings_are_seen_through_a_second_validator() -> None:
     nodes = six(generator={}, validator={}, evaluator=WORDING)
     nodes.insert(2, node("validator", "first"))
-    assert names(*nodes) == []
+    assert list_row_names(*nodes) == []
 
 
 def test_the_field_of_a_missing_set_is_named() -> None:
@@ -63,9 +63,9 @@ def test_the_field_of_a_missing_set_is_named() -> None:
 
 def test_rows_that_training_saw_are_no_evaluation() -> None:
     benchmarks = [{"name": "f1", "path": "tasks.jsonl"}, {"name": "f1"}]
-    assert names(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["no-heldout"]
+    assert list_row_names(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["no-heldout"]
     benchmarks = [{"name": "lm_evals"}]
-    assert names(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["no-heldout"]
+    assert list_row_names(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["no-heldout"]
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_rows_that_training_saw_are_no_evaluation() -> None:
     ],
 )
 def test_the_primary_metric_has_to_be_listed(primary: str, benchmarks: list[dict[str, str]], fine: bool) -> None:
-    refusal_names = names(
+    refusal_names = list_row_names(
         source(), node("validator"), node("trainer"), node("evaluator", benchmarks=benchmarks, primary=primary)
     )
     assert refusal_names == ([] if fine else ["primary"])
 
 
-def deployed(trainer: dict[str, Any], *targets: dict[str, Any]) -> list[Reason]:
+def check_deployed(trainer: dict[str, Any], *targets: dict[str, Any]) -> list[Reason]:
     return reasons(
         source(), node("validator"), node("trainer", **trainer), node("evaluator"),
         node("deployer", targets=list(targets)),
@@ -98,31 +98,33 @@ VLLM = {"type": "vllm", "url": "http://127.0.0.1:8000"}
 
 
 def test_each_target_is_judged_by_itself() -> None:
-    refusals = deployed({"method": {"rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32})
-    assert [(name_of(reason), reason.field) for reason in refusals] == [
+    refusals = check_deployed({"method": {"rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32})
+    assert [(get_row_name(reason), reason.field) for reason in refusals] == [
         ("rank-server", "config.targets.1.max_lora_rank")
     ]
     assert refusals[0].because == "The adapter has rank 32, and the server takes at most 16."
 
 
 def test_a_stated_limit_counts_for_every_kind_of_target() -> None:
-    refusals = deployed({"method": {"rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
-    assert [name_of(reason) for reason in refusals] == ["rank-server"]
-    assert deployed({"method": {"rank": 8}}, {"type": "embedded", "max_lora_rank": 8}) == []
+    refusals = check_deployed({"method": {"rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
+    assert [get_row_name(reason) for reason in refusals] == ["rank-server"]
+    assert check_deployed({"method": {"rank": 8}}, {"type": "embedded", "max_lora_rank": 8}) == []
 
 
 def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
-    assert [name_of(r) for r in deployed({"method": "full"}, VLLM)] == ["full-hotload"]
-    assert [name_of(r) for r in deployed({"method": "oft", "backend": "native"}, VLLM)] == ["target-adapter"]
-    assert [name_of(r) for r in deployed({"method": "freeze", "backend": "native"}, VLLM)] == ["full-hotload"]
+    assert [get_row_name(r) for r in check_deployed({"method": "full"}, VLLM)] == ["full-hotload"]
+    assert [get_row_name(r) for r in check_deployed({"method": "oft", "backend": "native"}, VLLM)] == ["target-adapter"]
+    assert [get_row_name(r) for r in check_deployed({"method": "freeze", "backend": "native"}, VLLM)] == [
+        "full-hotload"
+    ]
 
 
 def test_all_reasons_of_a_target_are_told_at_once() -> None:
-    refusals = deployed(
+    refusals = check_deployed(
         {"method": {"type": "dora", "rank": 64, "modules_to_save": ["lm_head", "embed_tokens"]}},
         {"type": "vllm", "base_model": "org/other"},
     )
-    assert [name_of(reason) for reason in refusals] == [
+    assert [get_row_name(reason) for reason in refusals] == [
         "target-adapter", "target-adapter", "rank-server", "target-base-mismatch", "target-url",
     ]  # fmt: skip
     assert "(lm_head, embed_tokens)" in refusals[1].because
@@ -141,22 +143,24 @@ def test_all_reasons_of_a_target_are_told_at_once() -> None:
     ],
 )
 def test_what_the_files_of_a_target_have_no_words_for(kind: str, method: str, codes: list[str]) -> None:
-    assert [name_of(reason) for reason in deployed({"method": method, "backend": "native"}, {"type": kind})] == codes
+    assert [
+        get_row_name(reason) for reason in check_deployed({"method": method, "backend": "native"}, {"type": kind})
+    ] == codes
 
 
 def test_a_server_that_the_deployer_starts_has_no_address_to_give() -> None:
     target = {"type": "mlx", "url": "http://127.0.0.1:8080"}
-    assert [name_of(reason) for reason in deployed({}, target)] == ["target-own"]
+    assert [get_row_name(reason) for reason in check_deployed({}, target)] == ["target-own"]
 
 
 def test_a_report_must_be_about_what_is_deployed() -> None:
     refusals = reasons(
         source(), node("validator"), node("trainer"), node("evaluator"), node("trainer", "later"), node("deployer")
     )
-    assert [name_of(reason) for reason in refusals] == ["report-mismatch"]
+    assert [get_row_name(reason) for reason in refusals] == ["report-mismatch"]
     assert refusals[0].because == "The report judges 'trainer', and 'later' would be deployed."
 
 
 def test_a_deployer_may_be_unevaluated_with_an_evaluator_too() -> None:
     nodes = source(), node("validator"), node("trainer"), node("evaluator"), node("deployer", unevaluated=True)
-    assert names(*nodes) == []
+    assert list_row_names(*nodes) == []

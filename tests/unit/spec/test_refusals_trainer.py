@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import name_of, names, node, reasons, source
+from tests.unit.spec.chains import get_row_name, list_row_names, node, reasons, source
 from tests.unit.spec.test_refusals import run_names
 
 
 def native(**config: Any) -> list[str]:
     """What a trainer of the default backend is refused for."""
-    refusal_names = names(source(), node("trainer", **config))
-    assert refusal_names == names(source(), node("trainer", backend="native", **config))
+    refusal_names = list_row_names(source(), node("trainer", **config))
+    assert refusal_names == list_row_names(source(), node("trainer", backend="native", **config))
     return refusal_names
 
 
 def trl(**config: Any) -> list[str]:
-    return names(source(), node("trainer", backend="trl", **config))
+    return list_row_names(source(), node("trainer", backend="trl", **config))
 
 
 EXACT = {"rewards": [{"type": "exact_match"}]}
@@ -74,7 +74,7 @@ def test_rollouts_that_cannot_be_are_told(rollouts: dict[str, Any], message: str
 def test_the_native_engine_takes_every_stage_with_every_method(stage: str, method: str) -> None:
     assert native(stage=stage, method=method) == []
     assert native(stage=stage, method=method, hyperparameters={"gradient_checkpointing": True}) == []
-    assert names(source("docs"), node("trainer", stage="cpt", method=method)) == []
+    assert list_row_names(source("docs"), node("trainer", stage="cpt", method=method)) == []
 
 
 @pytest.mark.parametrize("schedule", ["linear", "wsd", "reduce_on_plateau", "one_cycle", "inverse_sqrt"])
@@ -90,7 +90,7 @@ def test_galore_needs_whole_weights(method: str) -> None:
 @pytest.mark.parametrize("name", ["lomo", "AdaLomo", "galore_adamw_layerwise", "sophia"])
 def test_an_optimizer_without_a_step_of_its_own_is_refused_with_the_reason(name: str) -> None:
     (reason,) = reasons(source(), node("trainer", hyperparameters={"optimizer": name}))
-    assert (name_of(reason), reason.field) == ("E-SPEC-VALUE", "config.hyperparameters.optimizer")
+    assert (get_row_name(reason), reason.field) == ("E-SPEC-VALUE", "config.hyperparameters.optimizer")
     assert "backward pass" in reason.because
     assert reason.instead == "Use adafactor or adamw_8bit, which save memory too."
 
@@ -98,15 +98,15 @@ def test_an_optimizer_without_a_step_of_its_own_is_refused_with_the_reason(name:
 def test_a_script_of_your_own_is_judged_at_run_only() -> None:
     settings = {"stage": "ppo", "method": "oft", "device": "mps", "launch": {"script": "mine"}}
     nodes = source(), node("trainer", backend="script", **settings)
-    assert names(*nodes) == []
+    assert list_row_names(*nodes) == []
     assert "script-off" in run_names(*nodes)
-    assert "backend-setting" in names(source(), node("trainer", backend="script", stage="ppo"))
+    assert "backend-setting" in list_row_names(source(), node("trainer", backend="script", stage="ppo"))
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "mps"])
 def test_the_native_engine_is_judged_by_the_spec_and_its_devices_at_run(device: str) -> None:
     nodes = source(), node("trainer", method="oft", device=device)
-    assert names(*nodes) == []
+    assert list_row_names(*nodes) == []
     assert run_names(*nodes) == ([] if device in ("auto", "cpu") else ["device-missing"])
 
 
@@ -170,13 +170,13 @@ def test_a_setting_of_another_value_is_refused_with_those_that_have_it(
 )
 def test_a_setting_that_nothing_reads_is_refused(config: dict[str, Any], setting: str) -> None:
     (reason,) = reasons(source(), node("trainer", **config))
-    assert (name_of(reason), reason.field) == ("setting-unused", f"config.{setting}")
+    assert (get_row_name(reason), reason.field) == ("setting-unused", f"config.{setting}")
     assert f" reads {setting}; here it would be ignored." in reason.because
     assert reason.instead.startswith(f"Remove {setting}, or use ")
 
 
 def test_too_long_says_nothing_to_running_text() -> None:
-    refusal_names = names(source("docs"), node("trainer", stage="cpt", engine={"too_long": "drop"}))
+    refusal_names = list_row_names(source("docs"), node("trainer", stage="cpt", engine={"too_long": "drop"}))
     assert refusal_names == ["setting-unused"]
 
 
@@ -246,12 +246,14 @@ KERNELS = [
 def test_kernels_of_gpus(device: str, name: str, value: str | bool, written: str) -> None:
     trainer = node("trainer", device=device, engine={name: value})
     (reason,) = reasons(source(), trainer)
-    assert (name_of(reason), reason.field) == ("engine-cuda", f"config.engine.{name}")
+    assert (get_row_name(reason), reason.field) == ("engine-cuda", f"config.engine.{name}")
     word = str(value).lower()
     assert reason.because == f"The kernels of `{name}: {word}` are written for {written}, and the device is {device}."
     portable = {"kernels": "torch", "compile": "false"}.get(name, "auto")
     assert reason.instead.startswith(f"Use `{name}: {portable}`")
-    assert names(source(), node("trainer", backend="trl", device=device, engine={name: value})) == ["engine-unused"]
+    assert list_row_names(source(), node("trainer", backend="trl", device=device, engine={name: value})) == [
+        "engine-unused"
+    ]
     assert native(device="cuda", engine={name: value}) == []
     assert native(device="rocm", engine={name: value}) == ([] if written == GPUS else ["engine-cuda"])
 
@@ -286,7 +288,7 @@ def test_a_base_that_is_only_stored_quantised_takes_nothing_in(quantization: str
 
 
 def twice(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    return names(source(), node("trainer", **first), node("trainer", **second))
+    return list_row_names(source(), node("trainer", **first), node("trainer", **second))
 
 
 @pytest.mark.parametrize("way", ["stack", "merge"])
@@ -317,7 +319,7 @@ def test_a_continued_rotation_keeps_its_blocks() -> None:
     first = {"method": {"type": "oft", "block_size": 16}}
     assert twice(first, {"method": "oft"}) == []
     (reason,) = reasons(source(), node("trainer", **first), node("trainer", method={"type": "oft", "block_size": 64}))
-    assert (name_of(reason), reason.field) == ("adapter-shape", "config.method.block_size")
+    assert (get_row_name(reason), reason.field) == ("adapter-shape", "config.method.block_size")
     assert reason.instead == "Write `block_size: 16`, or `method: oft` without settings."
 
 
@@ -334,31 +336,31 @@ def test_a_continued_adapter_keeps_every_part_of_its_shape(name: str, value: obj
     refusals = reasons(
         source(), node("trainer", method={"type": "lora", **modules}), node("trainer", method={"type": "lora", **shape})
     )
-    assert [(name_of(reason), reason.field) for reason in refusals] == [("adapter-shape", f"config.method.{name}")]
+    assert [(get_row_name(reason), reason.field) for reason in refusals] == [("adapter-shape", f"config.method.{name}")]
     assert refusals[0].instead.startswith(f"Write `{name}: ")
     continued = node("trainer", method={"type": "lora", **shape})
-    assert names(source(), continued, continued) == []
+    assert list_row_names(source(), continued, continued) == []
 
 
 def test_full_weights_after_an_adapter_cannot_continue_it() -> None:
-    assert names(source(), node("trainer"), node("trainer", method="full")) == ["adapter-method"]
+    assert list_row_names(source(), node("trainer"), node("trainer", method="full")) == ["adapter-method"]
 
 
 def test_merging_needs_an_adapter_and_not_a_model() -> None:
     nodes = source(), node("trainer", method="full"), node("trainer", adapter="merge")
-    assert names(*nodes) == ["adapter-none"]
+    assert list_row_names(*nodes) == ["adapter-none"]
 
 
 def test_a_base_model_may_be_named_later_than_first() -> None:
     nodes = source(), node("trainer"), node("trainer", base_model="org/two")
-    assert names(*nodes) == ["base-mismatch"]
-    assert names(source(), node("trainer", base_model="org/two"), node("trainer", base_model="org/two")) == []
+    assert list_row_names(*nodes) == ["base-mismatch"]
+    assert list_row_names(source(), node("trainer", base_model="org/two"), node("trainer", base_model="org/two")) == []
     full = source(), node("trainer", method="full", base_model="org/one"), node("trainer", base_model="org/two")
-    assert names(*full) == ["base-mismatch"]
+    assert list_row_names(*full) == ["base-mismatch"]
 
 
 def test_a_control_of_another_stage_may_continue_an_adapter() -> None:
-    refusal_names = names(
+    refusal_names = list_row_names(
         source(), node("validator"), node("trainer"), node("trainer", "tuned", stage="dpo"),
         node("trainer", "shuffled", ["trainer"], stage="dpo", control="shuffled_answers"),
         node("evaluator", None, ["tuned", "shuffled"]),
@@ -368,13 +370,13 @@ def test_a_control_of_another_stage_may_continue_an_adapter() -> None:
 
 def test_a_control_with_pauses_may_continue_the_words_that_the_thoughts_continue() -> None:
     stage = {"type": "sft", "latent": "coconut"}
-    refusal_names = names(
+    refusal_names = list_row_names(
         source(), node("validator"), node("trainer"), node("trainer", "tuned", stage=stage),
         node("trainer", "paused", ["trainer"], stage=stage, control="pauses"),
         node("evaluator", None, ["tuned", "paused"]),
     )  # fmt: skip
     assert refusal_names == []
-    refusal_names = names(
+    refusal_names = list_row_names(
         source(), node("validator"), node("trainer", "tuned", stage=stage),
         node("trainer", "paused", ["tuned"], stage=stage, control="pauses"),
         node("evaluator", None, ["tuned", "paused"]),
@@ -385,4 +387,4 @@ def test_a_control_with_pauses_may_continue_the_words_that_the_thoughts_continue
 @pytest.mark.parametrize("stage", ["cpt", "ppo", "kto", "reward"])
 def test_a_control_needs_answers_to_shuffle(stage: str) -> None:
     nodes = source(), node("trainer", stage=stage, backend="native", control="shuffled_answers")
-    assert "control-stage" in names(*nodes)
+    assert "control-stage" in list_row_names(*nodes)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import chain, names, node, reasons, source
+from tests.unit.spec.chains import chain, list_row_names, node, reasons, source
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
@@ -30,12 +30,12 @@ from trainyard.spec.nodes import SourceSet, Target
 LINE = "name: small\nnodes:\n  - {type: data_source, config: {path: rows.jsonl}}\n  - {type: trainer}\n"
 
 
-def only(reasons: list[Reason]) -> Reason:
+def get_only(reasons: list[Reason]) -> Reason:
     (reason,) = reasons
     return reason
 
 
-def lines(*nodes: dict[str, Any]) -> list[str]:
+def list_lines(*nodes: dict[str, Any]) -> list[str]:
     return [reason.line() for reason in reasons(*nodes)]
 
 
@@ -158,59 +158,61 @@ def test_a_chain_wins_over_a_stray_word() -> None:
 
 
 def test_a_misspelt_key_is_answered_with_the_nearest_one() -> None:
-    assert lines(source(), node("trainer", hyperparameters={"learning_rat": 1e-3})) == [
+    assert list_lines(source(), node("trainer", hyperparameters={"learning_rat": 1e-3})) == [
         "E-SPEC-KEY trainer.config.hyperparameters.learning_rat: There is no field 'learning_rat' here. "
         "Instead: Did you mean 'learning_rate'?"
     ]
 
 
 def test_a_key_like_none_lists_those_that_exist() -> None:
-    reason = only(reasons(source(), node("validator", holdout={"zzz": 1})))
+    reason = get_only(reasons(source(), node("validator", holdout={"zzz": 1})))
     assert reason.instead == "Write one of: documents, min_rows, wording."
-    reason = only(check({"nodes": [source()], "zzz": 1}))
+    reason = get_only(check({"nodes": [source()], "zzz": 1}))
     assert (reason.node, reason.field) == (None, "zzz")
     assert reason.instead == "Write one of: name, description, tenant, nodes."
 
 
 def test_keys_inside_lists_and_sets_are_answered_too() -> None:
-    reason = only(reasons(source(), node("trainer"), node("deployer", unevaluated=True, targets=[{"typ": "vllm"}])))
+    reason = get_only(reasons(source(), node("trainer"), node("deployer", unevaluated=True, targets=[{"typ": "vllm"}])))
     assert (reason.field, reason.instead) == ("config.targets.0.typ", "Did you mean 'type'?")
-    reason = only(reasons(node("data_source", sets={"sft": {"path": "a.jsonl", "formt": "alpaca"}})))
+    reason = get_only(reasons(node("data_source", sets={"sft": {"path": "a.jsonl", "formt": "alpaca"}})))
     assert (reason.field, reason.instead) == ("config.sets.sft.formt", "Did you mean 'format'?")
-    reason = only(reasons({"type": "data_source", "config": {"path": "a"}, "need": []}))
+    reason = get_only(reasons({"type": "data_source", "config": {"path": "a"}, "need": []}))
     assert (reason.field, reason.instead) == ("need", "Did you mean 'needs'?")
 
 
 def test_an_unknown_node_type_is_answered_with_the_nearest_one() -> None:
-    assert lines(source(), {"type": "trainr"}) == [
+    assert list_lines(source(), {"type": "trainr"}) == [
         "E-SPEC-TYPE trainr.type: There is no node type 'trainr'. Instead: Did you mean 'trainer'?"
     ]
-    assert "Use data_source, ai_generator, validator, trainer, evaluator, deployer." in lines({"type": "zzz"})[0]
-    assert lines(source(), {"id": "mine", "config": {}})[0].startswith(
+    assert "Use data_source, ai_generator, validator, trainer, evaluator, deployer." in list_lines({"type": "zzz"})[0]
+    assert list_lines(source(), {"id": "mine", "config": {}})[0].startswith(
         "E-SPEC-TYPE mine.type: The node has no `type`. Instead: Use data_source"
     )
-    assert "There is no node type a list." in lines({"type": []})[0]
+    assert "There is no node type a list." in list_lines({"type": []})[0]
 
 
 @pytest.mark.parametrize("nodes", [[None], ["trainer"], [3]])
 def test_a_node_that_is_no_mapping(nodes: list[Any]) -> None:
-    reason = only(check({"nodes": nodes}))
+    reason = get_only(check({"nodes": nodes}))
     assert reason.node == "node"
     assert reason.instead == "Write a mapping of keys to values."
 
 
 @pytest.mark.parametrize("value", [None, [], "text", 3, True])
 def test_a_chain_is_a_mapping(value: object) -> None:
-    reason = only(check(value))
+    reason = get_only(check(value))
     assert reason.code == "E-SPEC-TYPE"
     assert reason.because == f"A chain is a mapping with `nodes`, not {describe_value(value)}."
 
 
 def test_a_chain_needs_nodes() -> None:
-    assert only(check({})).line() == "E-SPEC-MISSING nodes: The field 'nodes' is needed here. Instead: Add `nodes:`."
-    assert only(check({"nodes": []})).instead == "Give at least 1."
-    assert only(check({"nodes": {}})).code == "E-SPEC-VALUE"
-    assert only(check({"nodes": "x"})).instead == "Write a list."
+    assert (
+        get_only(check({})).line() == "E-SPEC-MISSING nodes: The field 'nodes' is needed here. Instead: Add `nodes:`."
+    )
+    assert get_only(check({"nodes": []})).instead == "Give at least 1."
+    assert get_only(check({"nodes": {}})).code == "E-SPEC-VALUE"
+    assert get_only(check({"nodes": "x"})).instead == "Write a list."
 
 
 @pytest.mark.parametrize(
@@ -240,45 +242,46 @@ def test_a_wrong_value_says_what_fits(config: dict[str, Any], instead: str) -> N
 
 
 def test_other_kinds_of_wrong_values() -> None:
-    assert only(reasons(node("data_source", path=3))).instead == (
+    assert get_only(reasons(node("data_source", path=3))).instead == (
         "Write a text; put quotes around it if it looks like a number."
     )
-    assert only(reasons(node("data_source", path=""))).instead == "Write at least 1 character(s)."
-    assert only(reasons(node("data_source", path="x" * 4097))).instead == "Write at most 4,096 characters."
-    below = only(reasons(source(), node("trainer", stage={"type": "dpo", "label_smoothing": 0.5})))
+    assert get_only(reasons(node("data_source", path=""))).instead == "Write at least 1 character(s)."
+    assert get_only(reasons(node("data_source", path="x" * 4097))).instead == "Write at most 4,096 characters."
+    below = get_only(reasons(source(), node("trainer", stage={"type": "dpo", "label_smoothing": 0.5})))
     assert below.instead == "Write a number below 0.5."
-    assert only(reasons(source(), node("trainer", method=3))).instead == "Write a mapping of keys to values."
-    assert only(reasons(source(include="x"))).instead == "Write a list."
-    assert only(reasons(node("data_source", sets=[]))).instead == "Write a mapping of keys to values."
-    keyed = only(reasons(node("data_source", path="a", api_key_env="x")))
+    assert get_only(reasons(source(), node("trainer", method=3))).instead == "Write a mapping of keys to values."
+    assert get_only(reasons(source(include="x"))).instead == "Write a list."
+    assert get_only(reasons(node("data_source", sets=[]))).instead == "Write a mapping of keys to values."
+    keyed = get_only(reasons(node("data_source", path="a", api_key_env="x")))
     assert keyed.row == "chain-key"
-    variable = only(reasons(source("docs"), node("ai_generator", model="m", api_key_env="no good")))
+    variable = get_only(reasons(source("docs"), node("ai_generator", model="m", api_key_env="no good")))
     assert variable.instead.startswith("Write `endpoint: NAME` in place of `api_key_env`")
-    assert only(check(chain(source(), name="No Name"))).instead == (
+    assert get_only(check(chain(source(), name="No Name"))).instead == (
         "Write lower-case letters, digits and hyphens, at most 63, starting with a letter or a digit."
     )
 
 
 def test_rules_of_our_own_are_told_in_their_words() -> None:
-    reason = only(reasons(node("data_source", path="a", url="https://b")))
+    reason = get_only(reasons(node("data_source", path="a", url="https://b")))
     assert reason.because == "Exactly one of path, url, repository, hub and sql is needed; given: path, url."
     assert reason.instead == "Correct the value; docs/chains.md lists what each field takes."
-    assert only(reasons(node("data_source", format="alpaca"))).because.endswith("given: none.")
+    assert get_only(reasons(node("data_source", format="alpaca"))).because.endswith("given: none.")
     assert (
-        only(reasons(node("data_source", url="https://b", data_worker="http://c"))).because
+        get_only(reasons(node("data_source", url="https://b", data_worker="http://c"))).because
         == "A data_worker needs exactly a path with it."
     )
-    assert "give either one of path, url, repository, hub, sql, or sets, or mix; not two of them" in only(
+    assert "give either one of path, url, repository, hub, sql, or sets, or mix; not two of them" in get_only(
         reasons(node("data_source", path="a", sets={"sft": {"path": "b"}}))
     ).because.replace("Give", "give")
     assert (
-        "cannot name the set 'adapter'" in only(reasons(node("data_source", sets={"adapter": {"path": "b"}}))).because
+        "cannot name the set 'adapter'"
+        in get_only(reasons(node("data_source", sets={"adapter": {"path": "b"}}))).because
     )
 
 
 def test_more_nodes_than_the_cap_are_a_limit() -> None:
     many = [{"type": "validator", "needs": []}] * 10_001
-    assert only([reason for reason in check({"nodes": many}) if reason.code == "E-SPEC-SYNTAX"]).instead == (
+    assert get_only([reason for reason in check({"nodes": many}) if reason.code == "E-SPEC-SYNTAX"]).instead == (
         "Give at most 10,000."
     )
 
@@ -293,7 +296,7 @@ def test_the_node_of_a_wrong_value_is_named_by_its_id() -> None:
 
 
 def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
-    refusal_names = names(
+    refusal_names = list_row_names(
         source(),
         node("validator", min_tokens=-1),
         node("trainer", backend="trl", method="oft"),
@@ -305,7 +308,9 @@ def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
 
 
 def test_what_follows_a_node_that_cannot_be_read_is_not_blamed_for_its_inputs() -> None:
-    assert names({"type": "data_sourc"}, node("trainer"), node("evaluator"), node("deployer")) == ["E-SPEC-TYPE"]
+    assert list_row_names({"type": "data_sourc"}, node("trainer"), node("evaluator"), node("deployer")) == [
+        "E-SPEC-TYPE"
+    ]
 
 
 def test_models_are_taken_apart_too() -> None:

@@ -43,12 +43,12 @@ CONTROLLED = [name for name in TEMPLATES if name not in ("rlhf", "grpo")]
 """Templates whose last trainer has answers that a control can shuffle."""
 
 
-def built(name: str, **parameters: Any) -> Any:
+def build_named(name: str, **parameters: Any) -> Any:
     return build_template(name, {**NEEDED.get(name, {}), **parameters})
 
 
 def types(name: str, **parameters: Any) -> list[str]:
-    return [node.type for node in built(name, **parameters).nodes]
+    return [node.type for node in build_named(name, **parameters).nodes]
 
 
 def test_the_core_nodes_of_each_template() -> None:
@@ -73,18 +73,18 @@ def test_the_switches_are_on_and_insert_the_other_nodes() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_template_is_accepted_as_it_comes(name: str) -> None:
-    chain = built(name)
+    chain = build_named(name)
     assert chain.name == name
     assert check(chain) == []
-    assert name not in CONTROLLED or check(built(name, steps={"control": True})) == []
-    assert check(built(name, steps=OFF[name])) == []
+    assert name not in CONTROLLED or check(build_named(name, steps={"control": True})) == []
+    assert check(build_named(name, steps=OFF[name])) == []
     for method in Method:
-        assert check(built(name, training={"method": method.value, "rank": 8})) == []
+        assert check(build_named(name, training={"method": method.value, "rank": 8})) == []
 
 
 @pytest.mark.parametrize("name", CONTROLLED)
 def test_a_control_is_trained_beside_and_only_the_evaluator_takes_it(name: str) -> None:
-    resolved_chain = resolve(built(name, steps={"control": True}))
+    resolved_chain = resolve(build_named(name, steps={"control": True}))
     last = "trainer-2" if name == "alignment-pipeline" else "trainer"
     control = resolved_chain.node("control")
     assert control.config == resolved_chain.node(last).config.model_copy(update={"control": "shuffled_answers"})
@@ -96,22 +96,22 @@ def test_a_control_is_trained_beside_and_only_the_evaluator_takes_it(name: str) 
 
 def test_a_control_without_an_evaluator_is_refused_and_not_left_out() -> None:
     steps = {"control": True, "evaluate": False, "deploy": False}
-    assert [reason.row for reason in check(built("qa-pipeline", steps=steps))] == ["control-unused"]
+    assert [reason.row for reason in check(build_named("qa-pipeline", steps=steps))] == ["control-unused"]
 
 
 def test_deploying_without_evaluation_has_to_be_said() -> None:
     steps = {"evaluate": False}
-    assert [reason.row for reason in check(built("qa-pipeline", steps=steps))] == ["unevaluated"]
-    assert check(built("qa-pipeline", steps=steps, publish={"unevaluated": True})) == []
+    assert [reason.row for reason in check(build_named("qa-pipeline", steps=steps))] == ["unevaluated"]
+    assert check(build_named("qa-pipeline", steps=steps, publish={"unevaluated": True})) == []
 
 
 def test_evaluation_without_validation_is_refused() -> None:
-    refusals = check(built("qa-pipeline", steps={"validate": False}))
+    refusals = check(build_named("qa-pipeline", steps={"validate": False}))
     assert [reason.row for reason in refusals] == ["no-heldout"]
 
 
 def test_parameters_arrive_where_they_work() -> None:
-    chain = built(
+    chain = build_named(
         "qa-pipeline", documents="handbook", count=60, model="writer", wordings=4, base_model="org/base",
         training={"method": "dora", "epochs": 8, "learning_rate": 2e-3, "batch_size": 2, "rank": 16,
                   "max_length": 256, "seed": 7},
@@ -140,19 +140,19 @@ def test_how_a_form_optimises_arrives_at_each_trainer() -> None:
         "optimizer": "lion",
         "gradient_accumulation": 4,
     }
-    chain = built("alignment-pipeline", training=training, alignment={"max_steps": 7})
+    chain = build_named("alignment-pipeline", training=training, alignment={"max_steps": 7})
     first, second = (node.config.hyperparameters for node in chain.nodes if node.type == "trainer")
     for hyper in (first, second):
         assert (hyper.schedule, hyper.warmup_ratio) == (Schedule.COSINE, 0.1)
         assert (hyper.optimizer, hyper.gradient_accumulation) == (Optimizer.LION, 4)
     assert (first.max_steps, second.max_steps) == (30, 7)
-    assert built("qa-pipeline", training=training).nodes[3].config.hyperparameters == first
+    assert build_named("qa-pipeline", training=training).nodes[3].config.hyperparameters == first
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_trackers_of_a_form_are_those_of_every_trainer(name: str) -> None:
     for training in ({}, {"trackers": ["trackio", "mlflow"]}):
-        chain = built(name, training=training)
+        chain = build_named(name, training=training)
         trainers = [node.config for node in chain.nodes if node.type == "trainer"]
         assert {config.engine.trackers for config in trainers} == {tuple(training.get("trackers", ()))}
 
@@ -165,24 +165,24 @@ def test_the_form_has_the_defaults_of_a_trainer() -> None:
 
 @pytest.mark.parametrize("loss", PreferenceLoss)
 def test_every_loss_of_the_form_is_accepted(loss: PreferenceLoss) -> None:
-    chain = built("alignment-pipeline", alignment={"loss": loss.value})
+    chain = build_named("alignment-pipeline", alignment={"loss": loss.value})
     assert check(chain) == []
     assert chain.nodes[3].config.stage.loss is loss
 
 
 def test_a_template_leaves_the_backend_to_the_default() -> None:
     for name in TEMPLATES:
-        backends = {node.config.backend for node in built(name).nodes if node.type == "trainer"}
+        backends = {node.config.backend for node in build_named(name).nodes if node.type == "trainer"}
         assert backends == {BackendName.NATIVE}
 
 
 def test_without_a_model_pairs_are_extracted() -> None:
-    assert built("qa-pipeline").nodes[1].config.engine is GeneratorKind.EXTRACTIVE
+    assert build_named("qa-pipeline").nodes[1].config.engine is GeneratorKind.EXTRACTIVE
 
 
 def test_alignment_is_sft_then_dpo_of_the_same_adapter() -> None:
     alignment = {"loss": "ipo", "beta": 0.3, "epochs": 2, "learning_rate": 1e-6, "batch_size": 3}
-    resolved_chain = resolve(built("alignment-pipeline", alignment=alignment, training={"rank": 8, "seed": 3}))
+    resolved_chain = resolve(build_named("alignment-pipeline", alignment=alignment, training={"rank": 8, "seed": 3}))
     sets = resolved_chain.node("data-source").config.sets
     assert {port: data_set.path for port, data_set in sets.items()} == {
         Port.SFT: "examples.json",
@@ -203,9 +203,9 @@ def test_alignment_is_sft_then_dpo_of_the_same_adapter() -> None:
 
 
 def test_alignment_can_be_tried_on_a_few_rows_of_each_set() -> None:
-    sets = built("alignment-pipeline", max_rows=50).nodes[0].config.sets
+    sets = build_named("alignment-pipeline", max_rows=50).nodes[0].config.sets
     assert {port: data_set.max_rows for port, data_set in sets.items()} == {Port.SFT: 50, Port.PREFERENCE: 50}
-    assert built("alignment-pipeline").nodes[0].config.sets[Port.SFT].max_rows is None
+    assert build_named("alignment-pipeline").nodes[0].config.sets[Port.SFT].max_rows is None
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -216,22 +216,22 @@ def test_the_switches_of_a_form_stand_in_the_order_of_the_nodes(name: str) -> No
 
 
 def test_rag_checks_answers_against_their_documents() -> None:
-    assert built("rag-tuning").nodes[2].config.grounding == 0.6
-    assert built("rag-tuning", grounding=0.9).nodes[2].config.grounding == 0.9
-    assert built("qa-pipeline").nodes[2].config.grounding is None
-    assert built("rag-tuning").nodes[1].config.wordings == 3
+    assert build_named("rag-tuning").nodes[2].config.grounding == 0.6
+    assert build_named("rag-tuning", grounding=0.9).nodes[2].config.grounding == 0.9
+    assert build_named("qa-pipeline").nodes[2].config.grounding is None
+    assert build_named("rag-tuning").nodes[1].config.wordings == 3
 
 
 def test_code_is_read_from_files_or_from_the_history() -> None:
-    files = built("code-tuning", repository="src").nodes[0].config
+    files = build_named("code-tuning", repository="src").nodes[0].config
     assert (files.path, files.repository, files.include[0]) == ("src", None, "**/*.py")
-    commits = built("code-tuning", repository="src", learn_from="commits").nodes[0].config
+    commits = build_named("code-tuning", repository="src", learn_from="commits").nodes[0].config
     assert (commits.path, commits.repository, commits.include) == (None, "src", ())
-    assert built("code-tuning").nodes[1].config.template is GenerationTemplate.CODE
+    assert build_named("code-tuning").nodes[1].config.template is GenerationTemplate.CODE
 
 
 def test_full_weights_have_no_adapter_shape() -> None:
-    trainer = resolve(built("qa-pipeline", training={"method": "full"})).node("trainer")
+    trainer = resolve(build_named("qa-pipeline", training={"method": "full"})).node("trainer")
     assert trainer.produces == (Port.MODEL,)
 
 
@@ -280,7 +280,7 @@ def test_a_form_writes_what_it_reads() -> None:
 )  # fmt: skip
 def test_wrong_parameters_are_refused(name: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        built(name, **wrong)
+        build_named(name, **wrong)
 
 
 def test_an_unknown_template() -> None:
@@ -290,7 +290,7 @@ def test_an_unknown_template() -> None:
 
 def test_a_file_that_calls_a_template_is_the_same_chain() -> None:
     text = "template: qa-pipeline\nparameters: {documents: handbook, training: {rank: 8}}\n"
-    assert load_chain(text) == built("qa-pipeline", documents="handbook", training={"rank": 8})
+    assert load_chain(text) == build_named("qa-pipeline", documents="handbook", training={"rank": 8})
 
 
 @given(
@@ -311,4 +311,4 @@ def test_any_form_that_is_filled_in_is_a_chain_that_is_accepted(
     training: TrainingForm, name: str, control: bool
 ) -> None:
     steps = {"control": control} if name in CONTROLLED else {}
-    assert check(built(name, training=training, steps=steps)) == []
+    assert check(build_named(name, training=training, steps=steps)) == []

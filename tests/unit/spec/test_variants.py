@@ -51,7 +51,7 @@ GROUPED = [(axis, value) for axis, value in EVERY if value not in (Stage.DISTILL
 """Variants that earlier versions had, with their settings in groups."""
 
 
-def written(axis: str, value: Any) -> list[dict[str, Any]]:
+def write_variants(axis: str, value: Any) -> list[dict[str, Any]]:
     """Settings of a stage or method: none, each of its values by itself, and every pair of them."""
     fields, values = AXES[axis][value].model_fields, DRAWN if value is Stage.GRPO else VALUES
     single = [{name: setting_value} for name in values.keys() & fields.keys() for setting_value in values[name]]
@@ -59,7 +59,7 @@ def written(axis: str, value: Any) -> list[dict[str, Any]]:
     return [{}, *single, *({**first, **other} for first, other in itertools.combinations(single, 2))]
 
 
-def in_earlier_form(axis: str, value: Any, settings: dict[str, Any]) -> dict[str, Any]:
+def write_earlier_form(axis: str, value: Any, settings: dict[str, Any]) -> dict[str, Any]:
     usual = "lora" if axis == "method" else "rollouts" if value is Stage.GRPO else "preference"
     trainer_settings: dict[str, Any] = {axis: value.value}
     for name, setting_value in settings.items():
@@ -112,14 +112,14 @@ def test_the_schema_of_a_variant_has_its_settings_alone() -> None:
 
 @pytest.mark.parametrize(("axis", "value"), GROUPED)
 def test_what_earlier_versions_had_in_groups_is_the_same(axis: str, value: Any) -> None:
-    for settings in written(axis, value):
+    for settings in write_variants(axis, value):
         config = TrainerConfig.model_validate({axis: {"type": value.value, **settings}})
-        assert TrainerConfig.model_validate(in_earlier_form(axis, value, settings)) == config, settings
+        assert TrainerConfig.model_validate(write_earlier_form(axis, value, settings)) == config, settings
 
 
 @pytest.mark.parametrize(("axis", "value"), GROUPED)
 def test_a_script_reads_the_groups_and_they_are_read_back(axis: str, value: Any) -> None:
-    for settings in written(axis, value):
+    for settings in write_variants(axis, value):
         config = TrainerConfig.model_validate({axis: {"type": value.value, **settings}})
         groups = group_settings(config.model_dump(mode="json"))
         assert groups[axis] == value.value

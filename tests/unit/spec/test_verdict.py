@@ -12,7 +12,7 @@ from trainyard.spec.load.files import read_chain
 from trainyard.spec.templates import build_template
 
 
-def resolved(*nodes: dict[str, Any]) -> ResolvedChain:
+def resolve_spec(*nodes: dict[str, Any]) -> ResolvedChain:
     source = {"type": "data_source", "config": {"path": "rows.jsonl", "format": "alpaca"}}
     spec, reasons = read_chain({"nodes": [source, {"type": "validator"}, {"type": "trainer"}, *nodes]})
     assert spec is not None, reasons
@@ -24,7 +24,7 @@ def evaluator(**config: Any) -> dict[str, Any]:
 
 
 def test_floor_of_a_chain_that_judges_and_deploys() -> None:
-    floor = find_floor(resolved(evaluator(), {"type": "deployer"}))
+    floor = find_floor(resolve_spec(evaluator(), {"type": "deployer"}))
     assert floor == VerdictFloor(
         evaluator="evaluator", candidates=("trainer",), confidence=0.95, least_rows=30, decides=("validator", Port.SFT)
     )
@@ -39,9 +39,9 @@ def test_floor_of_a_chain_that_judges_and_deploys() -> None:
 
 
 def test_chains_that_may_train_on_few_rows_have_no_floor() -> None:
-    assert find_floor(resolved()) is find_floor(resolved(evaluator())) is None
-    assert find_floor(resolved({"type": "deployer", "config": {"unevaluated": True}})) is None
-    assert find_floor(resolved(evaluator(), {"type": "deployer", "config": {"few_rows": "allow"}})) is None
+    assert find_floor(resolve_spec()) is find_floor(resolve_spec(evaluator())) is None
+    assert find_floor(resolve_spec({"type": "deployer", "config": {"unevaluated": True}})) is None
+    assert find_floor(resolve_spec(evaluator(), {"type": "deployer", "config": {"few_rows": "allow"}})) is None
 
 
 def test_rows_of_task_files_are_not_held_out() -> None:
@@ -50,7 +50,7 @@ def test_rows_of_task_files_are_not_held_out() -> None:
         "least_rows": 10,
         "confidence": 0.9,
     }
-    floor = find_floor(resolved(evaluator(**evaluator_settings), {"type": "deployer"}))
+    floor = find_floor(resolve_spec(evaluator(**evaluator_settings), {"type": "deployer"}))
     assert floor is not None
     assert (floor.decides, floor.least_rows, floor.cases_needed) == (None, 10, 5)
     assert floor.reasons(trained=10, held_out=Counted(1, 1)) == []

@@ -17,17 +17,17 @@ from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 KEY, OTHER = "a" * 64, "b" * 64
 
 
-def produced_set(text: str) -> Produced:
+def make_produced(text: str) -> Produced:
     return Produced(outputs={Port.TEXT: ProducedSet(folder="text", rows=1)}, facts={"text": text})
 
 
 def write(text: str, folder: Path) -> Produced:
     (folder / "text").mkdir()
     (folder / "text" / "rows.txt").write_text(text, encoding="utf-8")
-    return produced_set(text)
+    return make_produced(text)
 
 
-def never_finish(root: Path) -> None:
+def produce_forever(root: Path) -> None:
     def make(folder: Path) -> Produced:
         write("half", folder)
         (root / "ready").touch()
@@ -39,7 +39,7 @@ def never_finish(root: Path) -> None:
 
 @pytest.fixture
 def producing(tmp_path: Path) -> Iterator[multiprocessing.process.BaseProcess]:
-    child = multiprocessing.get_context("fork").Process(target=never_finish, args=(tmp_path,))
+    child = multiprocessing.get_context("fork").Process(target=produce_forever, args=(tmp_path,))
     child.start()
     deadline = time.monotonic() + 30
     while not (tmp_path / "ready").exists():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from trainyard.errors import Conflict, Corrupt, TrainyardError
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.store import ObjectSettings, ObjectStore
@@ -80,7 +80,7 @@ def test_a_lost_acknowledgement_of_a_renewal_is_ours_too(store: ObjectStore, ser
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("operation", by_default(["put"], OPERATIONS))
+@pytest.mark.parametrize("operation", choose_by_default(["put"], OPERATIONS))
 @pytest.mark.parametrize("fault", ["401", "403"])
 def test_what_does_not_let_us_in_is_not_asked_twice(
     store: ObjectStore, server: ObjectServer, operation: str, fault: str

@@ -35,7 +35,7 @@ Row = dict[str, Any]
 RUNS = [f"{number:08x}-0000-4000-8000-{number:012x}" for number in range(8)]
 
 
-def row(number: int, **more: Any) -> Row:
+def make_row(number: int, **more: Any) -> Row:
     run_id = f"{number:08x}-0000-4000-8000-{number:012x}"
     default_row: Row = {
         "run_id": run_id, "id": f"job-{run_id[-12:]}", "name": f"guide-{number}", "tenant": "default",
@@ -50,7 +50,7 @@ def index(tmp_path: Path) -> JobIndex:
 
 
 rows = st.builds(
-    row,
+    make_row,
     st.integers(0, 7),
     created=st.sampled_from([1.0, 1.5, 2.0]),
     state=st.sampled_from(list(JobState)),
@@ -148,7 +148,7 @@ def test_pages_neither_repeat_nor_lose_a_job_under_inserts(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         index = JobIndex(Path(folder) / "jobs.sqlite3")
-        index.put([row(number, created=created) for number, created in first], 1.0)
+        index.put([make_row(number, created=created) for number, created in first], 1.0)
         seen: list[str] = []
         cursor, arriving = "", iter(later)
         while True:
@@ -157,10 +157,12 @@ def test_pages_neither_repeat_nor_lose_a_job_under_inserts(
             if not page.next:
                 break
             cursor = page.next
-            new = {row(number)["run_id"]: row(number, created=created) for number, created in next(arriving, [])}
+            new = {
+                make_row(number)["run_id"]: make_row(number, created=created) for number, created in next(arriving, [])
+            }
             index.put([job_row for run_id, job_row in new.items() if run_id not in index.runs()], 1.0)  # created once
     assert len(seen) == len(set(seen))
-    assert {row(number)["run_id"] for number, _ in first} <= set(seen)
+    assert {make_row(number)["run_id"] for number, _ in first} <= set(seen)
 
 
 @given(st.floats(0, 1e12), st.uuids())
@@ -175,7 +177,7 @@ def test_what_is_no_cursor_is_refused(cursor: str) -> None:
 
 
 def test_a_word_that_names_several_jobs_finds_more_than_one(index: JobIndex) -> None:
-    index.put([row(number, name="twins") for number in range(9)], 1.0)
+    index.put([make_row(number, name="twins") for number in range(9)], 1.0)
     assert len(index.find("twins")) == 6
     assert [job_row["run_id"] for job_row in index.find("JOB-000000000003")] == [RUNS[3]]
     assert index.find("") == []
@@ -183,18 +185,18 @@ def test_a_word_that_names_several_jobs_finds_more_than_one(index: JobIndex) -> 
 
 
 def test_a_later_look_is_not_undone_by_a_slower_one(index: JobIndex) -> None:
-    index.put([row(1, state=JobState.CANCELED)], 5.0)
-    assert index.put([row(1, state=JobState.RUNNING)], 4.0) == 0
+    index.put([make_row(1, state=JobState.CANCELED)], 5.0)
+    assert index.put([make_row(1, state=JobState.RUNNING)], 4.0) == 0
     index.remove([RUNS[1]], 4.0)
     assert index.read_rows(RUNS)[RUNS[1]]["state"] is JobState.CANCELED
 
 
 def test_equal_rows_change_nothing(index: JobIndex) -> None:
-    assert index.put([row(1), row(2)], 1.0) == 2
+    assert index.put([make_row(1), make_row(2)], 1.0) == 2
     before = index.changes()
-    assert index.put([row(1), row(2)], 2.0) == 0
+    assert index.put([make_row(1), make_row(2)], 2.0) == 0
     assert index.changes() == before
-    assert index.put([row(1, message="new")], 3.0) == 1
+    assert index.put([make_row(1, message="new")], 3.0) == 1
     assert index.changes() == before + 1
 
 
@@ -209,22 +211,22 @@ def test_it_answers_for_prefect_while_somebody_keeps_it(index: JobIndex) -> None
 
 @pytest.mark.parametrize("damage", [b"", b"not a database" * 500])
 def test_a_damaged_file_is_empty_and_filled_again(index: JobIndex, damage: bytes) -> None:
-    index.put([row(1)], 1.0)
+    index.put([make_row(1)], 1.0)
     remove_database(index.path)
     index.path.write_bytes(damage)
     assert index.select(JobQuery()).rows == index.find("guide-1") == []
     assert (index.synced_at(), index.changes(), index.runs()) == (None, 0, set())
     if damage:
         with pytest.raises(sqlite3.DatabaseError):
-            index.put([row(1)], 1.0)
-    assert index.put([row(1)], 1.0) == 1
+            index.put([make_row(1)], 1.0)
+    assert index.put([make_row(1)], 1.0) == 1
     assert index.runs() == {RUNS[1]}
 
 
 def test_a_reader_sees_a_file_that_was_replaced_or_written_over(index: JobIndex, tmp_path: Path) -> None:
     other = JobIndex(tmp_path / "other.sqlite3")
-    index.put([row(1)], 1.0)
-    other.put([row(2)], 1.0)
+    index.put([make_row(1)], 1.0)
+    other.put([make_row(2)], 1.0)
     assert index.runs() == {RUNS[1]}  # its connection is kept from here on
     remove_database(index.path)
     assert index.runs() == set()
@@ -237,7 +239,7 @@ def test_a_reader_sees_a_file_that_was_replaced_or_written_over(index: JobIndex,
 def test_a_thread_keeps_connections_to_a_few_files_only(tmp_path: Path) -> None:
     indexes = [JobIndex(tmp_path / f"{number}.sqlite3") for number in range(MOST_KEPT + 2)]
     for number, job_index in enumerate(indexes):
-        job_index.put([row(number)], 1.0)
+        job_index.put([make_row(number)], 1.0)
         assert job_index.runs() == {RUNS[number]}
     assert len(READERS.readers) == MOST_KEPT
     assert [job_index.runs() for job_index in indexes] == [{RUNS[number]} for number in range(len(indexes))]
@@ -269,20 +271,20 @@ def test_a_process_ends_quietly_with_a_thread_that_has_read(tmp_path: Path) -> N
 
 
 def test_a_file_of_another_version_is_made_again(index: JobIndex) -> None:
-    index.put([row(1)], 1.0)
+    index.put([make_row(1)], 1.0)
     database = sqlite3.connect(index.path)
     database.execute("pragma user_version = 99")
     database.close()
     assert index.runs() == set()
     with pytest.raises(sqlite3.DatabaseError):
-        index.put([row(1)], 1.0)
-    assert index.put([row(2)], 1.0) == 1
+        index.put([make_row(1)], 1.0)
+    assert index.put([make_row(2)], 1.0) == 1
 
 
 def test_several_writers_and_readers_share_it(index: JobIndex) -> None:
     def write(start: int) -> None:
         for number in range(start, start + 20):
-            JobIndex(index.path).put([row(number)], 1.0)
+            JobIndex(index.path).put([make_row(number)], 1.0)
 
     threads = [threading.Thread(target=write, args=(100 * start,)) for start in range(4)]
     for thread in threads:
@@ -295,7 +297,7 @@ def test_several_writers_and_readers_share_it(index: JobIndex) -> None:
 
 
 def test_a_job_is_found_by_the_name_it_was_given(index: JobIndex) -> None:
-    index.put([row(1, name="first-job-ce98214c"), row(2, name="first-job-two-ce98214c")], 1.0)
+    index.put([make_row(1, name="first-job-ce98214c"), make_row(2, name="first-job-two-ce98214c")], 1.0)
     for word in ("first-job", "first-job-ce98214c"):
         assert [job_row["run_id"] for job_row in index.find(word)] == [RUNS[1]]
         assert [job_row["run_id"] for job_row in index.select(JobQuery(name=word)).rows] == [RUNS[1]]
@@ -305,11 +307,11 @@ def test_a_job_is_found_by_the_name_it_was_given(index: JobIndex) -> None:
 
 
 def test_jobs_since_a_time_are_selected(index: JobIndex) -> None:
-    index.put([row(number, created=1_000.0 * number) for number in range(4)], seen=1.0)
+    index.put([make_row(number, created=1_000.0 * number) for number in range(4)], seen=1.0)
     for since in (datetime.fromtimestamp(2_000, UTC), datetime.fromtimestamp(2_000)):
         query = JobQuery(since=since)
         assert [job_row["run_id"] for job_row in index.select(query).rows] == [RUNS[3], RUNS[2]]
-        assert [query.accepts(row(number, created=1_000.0 * number)) for number in range(4)] == [0, 0, 1, 1]
+        assert [query.accepts(make_row(number, created=1_000.0 * number)) for number in range(4)] == [0, 0, 1, 1]
 
 
 def test_jobs_are_found_by_their_group(index: JobIndex) -> None:
@@ -321,9 +323,9 @@ def test_jobs_are_found_by_their_group(index: JobIndex) -> None:
         ["job"],
         ["group:x", "sweep:bikes"],
     )
-    index.put([row(number, tags=list(row_tags)) for number, row_tags in enumerate(tags)], seen=1.0)
+    index.put([make_row(number, tags=list(row_tags)) for number, row_tags in enumerate(tags)], seen=1.0)
     query = JobQuery(group="bikes")
     assert [job_row["run_id"] for job_row in index.select(query).rows] == [RUNS[1], RUNS[0]]
-    assert [query.accepts(row(number, tags=row_tags)) for number, row_tags in enumerate(tags)] == [1, 1, 0, 0, 0]
+    assert [query.accepts(make_row(number, tags=row_tags)) for number, row_tags in enumerate(tags)] == [1, 1, 0, 0, 0]
     assert [job_row["run_id"] for job_row in index.select(JobQuery(group="x")).rows] == [RUNS[4]]
     assert index.select(JobQuery(group="bike")).rows == []

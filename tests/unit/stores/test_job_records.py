@@ -20,11 +20,11 @@ from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
 from trainyard.stores.metrics import StageMeasures, TrainingPace, format_duration, metrics, read_curve, read_progress
 
 
-def record(job_id: str, **fields: Any) -> JobRecord:
+def make_record(job_id: str, **fields: Any) -> JobRecord:
     return JobRecord(id=job_id, stage=Stage.SFT, method=Method.LORA, backend=BackendName.NATIVE, **fields)
 
 
-def written(path: Path, *events: dict[str, Any]) -> Path:
+def write_records(path: Path, *events: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     return path
 
@@ -32,8 +32,8 @@ def written(path: Path, *events: dict[str, Any]) -> Path:
 def test_records_are_kept_listed_and_removed(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
     assert store.list() == []
-    first = store.put(record("one", created=1.0))
-    store.put(record("two", created=2.0, state=JobState.RUNNING))
+    first = store.put(make_record("one", created=1.0))
+    store.put(make_record("two", created=2.0, state=JobState.RUNNING))
     assert [job.id for job in store.list()] == ["two", "one"]
     assert [job.id for job in store.list(JobState.RUNNING)] == ["two"]
     assert store.get("one") == first
@@ -46,7 +46,7 @@ def test_records_are_kept_listed_and_removed(tmp_path: Path) -> None:
 
 def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
-    store.put(record("one"))
+    store.put(make_record("one"))
     (tmp_path / "two.json").write_text('{"id": ')
     assert [job.id for job in store.list()] == ["one"]
 
@@ -64,7 +64,7 @@ def test_ids_differ() -> None:
 def test_the_curve_of_a_restarted_training_is_that_of_its_last_word(tmp_path: Path) -> None:
     steps = [{"event": "progress", "step": n, "loss": float(n)} for n in (1, 2, 3, 4)]
     again = [{"event": "progress", "step": n, "loss": 10.0 * n, "eval_loss": 1.0} for n in (3,)]
-    path = written(
+    path = write_records(
         tmp_path / "events.jsonl",
         {"event": "begin", "restarted_from": None, "total_steps": 5},
         *steps,
@@ -74,13 +74,13 @@ def test_the_curve_of_a_restarted_training_is_that_of_its_last_word(tmp_path: Pa
     assert [(point.step, point.loss) for point in read_curve(read_events(path))] == [(1, 1.0), (2, 2.0), (3, 30.0)]
     assert (read_progress(read_events(path)).step, read_progress(read_events(path)).total_steps) == (3, 5)
     assert (metrics(read_events(path)).train_loss, metrics(read_events(path)).eval_loss) == (30.0, 1.0)
-    written(path, *steps, {"event": "begin", "restarted_from": "zero"})
+    write_records(path, *steps, {"event": "begin", "restarted_from": "zero"})
     assert read_curve(read_events(path)) == []
 
 
 def test_pauses_and_a_clock_that_jumps_back_are_no_working_time(tmp_path: Path) -> None:
     times = [("started", 100), ("progress", 110), ("stopped", 112), ("started", 500), ("progress", 505), ("done", 90)]
-    path = written(tmp_path / "events.jsonl", *({"event": name, "time": time, "step": 1} for name, time in times))
+    path = write_records(tmp_path / "events.jsonl", *({"event": name, "time": time, "step": 1} for name, time in times))
     assert metrics(read_events(path)).duration_s == 17.0
 
 
@@ -123,7 +123,7 @@ def test_half_a_line_and_garbage_are_passed_over(tmp_path: Path) -> None:
     )
 )
 def test_whatever_a_trainer_writes_can_be_read(tmp_path_factory: pytest.TempPathFactory, events: list[Any]) -> None:
-    path = written(tmp_path_factory.mktemp("events") / "events.jsonl", *events)
+    path = write_records(tmp_path_factory.mktemp("events") / "events.jsonl", *events)
     assert metrics(read_events(path)).duration_s >= 0
     steps = [point.step for point in read_curve(read_events(path))]
     assert steps == sorted(set(steps))

@@ -18,8 +18,7 @@ from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.settings import settings
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, check_mutation, entity_key, parse_mutation
-from trainyard.stores.graph.local import LadybugGraph
-from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.local import LadybugGraph, MemoryGraph
 from trainyard.stores.graph.remote import HttpGraph, open_graph
 from trainyard.stores.graph.tables import BULK_ROWS, Tables, check_reading
 
@@ -46,7 +45,7 @@ def graph(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Graph]:
         yield opened
 
 
-def names(graph: Graph, kind: str) -> list[str]:
+def list_names(graph: Graph, kind: str) -> list[str]:
     lines = [json.loads(line) for line in graph.dump()]
     return sorted(line["name"] for line in lines if line["a"] == "entity" and line["kind"] == kind)
 
@@ -120,8 +119,8 @@ def test_an_edited_document_replaces_what_only_it_stated(graph: Graph) -> None:
     other = mutation("b.md", "two", (Entity("company", "acme"),))
     graph.mutate([WORKS, other])
     result = graph.mutate([mutation("a.md", "one, edited", (Entity("person", "Ann Poe"),))])[0]
-    assert names(graph, "person") == ["Ann Poe"]
-    assert names(graph, "company") == ["acme"]
+    assert list_names(graph, "person") == ["Ann Poe"]
+    assert list_names(graph, "company") == ["acme"]
     assert (result.removed_entities, result.removed_relations, result.changed_entities) == (1, 1, 1)
     assert graph.stats().documents == 2
 
@@ -131,7 +130,7 @@ def test_one_content_under_two_names_is_one_document(graph: Graph) -> None:
     copy = graph.mutate([mutation("copy.md", "one")])[0]
     assert copy.already
     graph.mutate([mutation("a.md", "one, edited")])
-    assert names(graph, "person") == ["Jane Doe"]
+    assert list_names(graph, "person") == ["Jane Doe"]
     graph.mutate([mutation("copy.md", "other")])
     assert graph.stats().entities == 0
 
@@ -148,13 +147,13 @@ def test_the_order_of_documents_makes_no_difference(tmp_path: Path) -> None:
     for single in reversed(batch):
         other.mutate([single])
     assert list(first.dump()) == list(other.dump())
-    assert names(first, "person") == ["Jane Doe"]
+    assert list_names(first, "person") == ["Jane Doe"]
 
 
 def test_hostile_text_is_data(graph: Graph) -> None:
     nasty = "'}) DETACH DELETE e // <script>alert(1)</script>"
     graph.mutate([mutation("a.md", "one", (Entity("person", nasty, {"email": "$key"}),)), WORKS])
-    assert nasty in names(graph, "person")
+    assert nasty in list_names(graph, "person")
 
 
 def test_tenants_do_not_meet(graph: Graph) -> None:
@@ -235,7 +234,7 @@ def test_a_killed_writer_is_an_error_and_the_next_call_works(tmp_path: Path) -> 
         with pytest.raises(Unavailable, match=r"E-GRAPH-STORE.*signal 9"):
             graph.mutate([mutation("b.md", "two", (Entity("person", "Ann Poe"),))])
         graph.answer_s = 60
-        assert names(graph, "person") == ["Jane Doe"]
+        assert list_names(graph, "person") == ["Jane Doe"]
 
 
 def test_two_processes_do_not_share_a_database(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class Night(RuleBasedStateMachine):
             self.files.before = lambda _call: None
 
     @invariant()
-    def every_marker_is_in_one_state_and_ends_stay(self) -> None:
+    def check_marker_states(self) -> None:
         if not hasattr(self, "markers"):
             return
         states = self.markers.states()

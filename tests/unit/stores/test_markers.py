@@ -200,7 +200,7 @@ def test_two_names_after_a_crash_amid_link_and_unlink_count_as_one(tmp_path: Pat
     assert visible(tmp_path) == [f"{marker().name}.json.claimed"]
 
 
-def by_hand(markers: MarkerStore, *, with_metadata: bool = True) -> None:
+def claim_by_hand(markers: MarkerStore, *, with_metadata: bool = True) -> None:
     """Rename a pending marker to `.claimed`, as an operator (or a shell script) does it: nobody is its owner."""
     name = marker().name
     if isinstance(markers, LocalMarkers):
@@ -217,7 +217,7 @@ def by_hand(markers: MarkerStore, *, with_metadata: bool = True) -> None:
 @pytest.mark.parametrize("with_metadata", [True, False], ids=["with-metadata", "without"])
 def test_a_claim_without_an_owner_is_taken_by_the_next_worker(markers: MarkerStore, *, with_metadata: bool) -> None:
     markers.publish(marker())
-    by_hand(markers, with_metadata=with_metadata)
+    claim_by_hand(markers, with_metadata=with_metadata)
     waiting = [*markers.pending(), *(claim.marker for claim in markers.expired())]
     assert waiting == [marker()]
     claim = markers.claim(marker(), owner(1))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.stores.marking import marker
-from tests.unit.stores.test_job_records import record
+from tests.unit.stores.test_job_records import make_record
 from trainyard.app.run_records import RunRecord, RunResult, read_result
 from trainyard.compute.services import Service, read_record, write_record
 from trainyard.errors import Conflict
@@ -32,7 +32,7 @@ Read = Callable[[Path], Any]
 
 
 def write_job(home: Path) -> Path:
-    JobStore(home / "jobs").put(record("one"))
+    JobStore(home / "jobs").put(make_record("one"))
     return home / "jobs" / "one.json"
 
 

@@ -41,7 +41,7 @@ def uploads(home: Path) -> Path:
     return folder
 
 
-def hidden(home: Path) -> list[str]:
+def list_hidden(home: Path) -> list[str]:
     return sorted(path.name.rpartition(".")[2] for path in uploads(home).rglob(".*"))
 
 
@@ -79,14 +79,14 @@ def killed(home: Path, rows: Path) -> Path:
     ):
         ended = trainyard(home, *command["arguments"], TRAINYARD_FAULT=str(command["point"]))
         assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert hidden(home) == ["removed", "tmp"]
+    assert list_hidden(home) == ["removed", "tmp"]
     return home
 
 
 def test_the_next_upload_has_the_space_of_killed_ones(killed: Path, rows: Path) -> None:
     ended = trainyard(killed, "data", "upload", str(rows))
     assert ended.returncode == 0, ended.stdout
-    assert hidden(killed) == []
+    assert list_hidden(killed) == []
     assert (uploads(killed) / "rows.jsonl").read_bytes() == rows.read_bytes()
     full = trainyard(killed, "data", "upload", str(rows), "--name", "other.csv")
     assert (full.returncode, "E-DISK-FULL" in full.stdout + full.stderr) == (6, True), "the limit is kept"
@@ -96,21 +96,21 @@ def test_gc_removes_what_killed_uploads_have_left(killed: Path) -> None:
     preview = orjson.loads(trainyard(killed, "gc", "--dry-run").stdout)
     assert {item["kind"] for item in preview["items"]} == {"unfinished upload"}
     assert preview["bytes"] > MIB
-    assert hidden(killed) == ["removed", "tmp"]
+    assert list_hidden(killed) == ["removed", "tmp"]
     done = orjson.loads(trainyard(killed, "gc").stdout)
     assert [item["path"] for item in done["items"]] == [item["path"] for item in preview["items"]]
-    assert hidden(killed) == []
+    assert list_hidden(killed) == []
 
 
 def test_what_a_process_writes_stays_until_it_is_killed(killed: Path, rows: Path) -> None:
     with writer(uploads(killed)) as process:
         assert trainyard(killed, "gc").returncode == 0
         assert trainyard(killed, "data", "upload", str(rows)).returncode == 0
-        assert hidden(killed) == ["removed", "tmp"]
+        assert list_hidden(killed) == ["removed", "tmp"]
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert len(orjson.loads(trainyard(killed, "gc").stdout)["items"]) == 2
-    assert hidden(killed) == []
+    assert list_hidden(killed) == []
 
 
 def test_hidden_files_of_users_stay(killed: Path) -> None:
@@ -118,4 +118,4 @@ def test_hidden_files_of_users_stay(killed: Path) -> None:
         (uploads(killed) / name).write_text("mine")
     (uploads(killed) / ".0123456789abcdef.removed").symlink_to("/etc")
     assert trainyard(killed, "gc").returncode == 0
-    assert len(hidden(killed)) == 4
+    assert len(list_hidden(killed)) == 4

@@ -67,7 +67,7 @@ def arguments(tool: types.Tool) -> dict[str, Any]:
     return needed or {"no_such_field": 1}
 
 
-def text_of(result: types.CallToolResult) -> str:
+def join_text(result: types.CallToolResult) -> str:
     return "\n".join(content.text for content in result.content if isinstance(content, types.TextContent))
 
 
@@ -83,7 +83,7 @@ def require_answer(tool: types.Tool, result: types.CallToolResult) -> None:
         assert set(error) - {"reasons"} == {"code", "what", "why", "do"}, tool.name
         assert error["code"].startswith(("E-", "R-")), error
         assert error["code"] != "E-BUG", error
-        assert text_of(result).startswith(error["code"])
+        assert join_text(result).startswith(error["code"])
     else:
         jsonschema.validate(result.structured_content, response_schema(tool.name))
 
@@ -99,7 +99,7 @@ async def test_an_agent_lists_and_calls_every_tool_of_a_child_process(mode: str)
             require_answer(tool, results[tool.name])
         assert {name for name, result in results.items() if not result.is_error} == GIVEN.keys()
         for tool in ("serve", "mcp"):
-            assert f"E-LOCAL: {tool} runs until it is stopped" in text_of(await client.call_tool(tool, {}))
+            assert f"E-LOCAL: {tool} runs until it is stopped" in join_text(await client.call_tool(tool, {}))
         plan = results["plan"].structured_content
         assert plan["digest"] == results["chains_create"].structured_content["digest"]
         assert plan["digest"] == results["check"].structured_content["files"][0]["digest"]
@@ -110,9 +110,9 @@ async def test_a_tool_that_is_not_there_and_a_wrong_value_are_errors_with_a_reme
         unknown = await client.call_tool("trains_list", {})
         wrong = await client.call_tool("jobs_list", {"limit": 0})
         denied = await client.call_tool("chains_create", {"spec": CHAIN})
-        assert text_of(unknown) == "E-NOT-FOUND: There is no tool 'trains_list'. Do: List the tools."
-        assert "E-PARAMETER: jobs_list does not take this value of 'limit'" in text_of(wrong)
-        assert "E-SCOPE: chains create needs a token with the scope run" in text_of(denied)
+        assert join_text(unknown) == "E-NOT-FOUND: There is no tool 'trains_list'. Do: List the tools."
+        assert "E-PARAMETER: jobs_list does not take this value of 'limit'" in join_text(wrong)
+        assert "E-SCOPE: chains create needs a token with the scope run" in join_text(denied)
 
 
 async def test_a_child_process_answers_and_sends_progress_as_notifications() -> None:
@@ -131,7 +131,7 @@ async def test_a_child_process_answers_and_sends_progress_as_notifications() -> 
     for name, checked in [("check", result), *results.items()]:
         require_answer(tools[name], checked)
     assert results["plan"].structured_content["digest"] == results["chains_create"].structured_content["digest"]
-    assert "E-LOCAL: serve runs until it is stopped" in text_of(local)
+    assert "E-LOCAL: serve runs until it is stopped" in join_text(local)
     assert not result.is_error
     assert [progress for progress, _ in reported] == [1.0]
     assert "lora.rank is deprecated" in str(reported[0][1])
@@ -152,7 +152,7 @@ async def test_pages_and_schemas_are_resources() -> None:
 
 
 @asynccontextmanager
-async def connected(url: str, token: str, mode: str = "auto") -> AsyncIterator[Client]:
+async def connect_client(url: str, token: str, mode: str = "auto") -> AsyncIterator[Client]:
     async with (
         httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}, timeout=60) as http,
         Client(streamable_http_client(url, http_client=http), mode=mode) as client,
@@ -163,25 +163,25 @@ async def connected(url: str, token: str, mode: str = "auto") -> AsyncIterator[C
 @pytest.mark.parametrize("mode", ["auto", slow("legacy")])
 async def test_an_agent_lists_and_calls_every_tool_over_http(mode: str) -> None:
     with answering() as url:
-        async with connected(url + "/mcp", "owner", mode) as client:
+        async with connect_client(url + "/mcp", "owner", mode) as client:
             tools = (await client.list_tools()).tools
             assert not any(OPERATIONS[NAMES[tool.name]].local for tool in tools)
             for tool in tools:
                 require_answer(tool, await client.call_tool(tool.name, arguments(tool)))
             for name, row in OPERATIONS.items():
                 if row.local:
-                    assert text_of(await client.call_tool(tool_name(name), {})).startswith("E-LOCAL"), name
+                    assert join_text(await client.call_tool(tool_name(name), {})).startswith("E-LOCAL"), name
 
 
 async def test_a_caller_may_do_what_its_token_allows() -> None:
     with answering() as url:
-        async with connected(url + "/mcp", "reader") as client:
-            assert "E-SCOPE" in text_of(await client.call_tool("chains_create", {"spec": CHAIN}))
-        async with connected(url + "/mcp", "acme") as client:
+        async with connect_client(url + "/mcp", "reader") as client:
+            assert "E-SCOPE" in join_text(await client.call_tool("chains_create", {"spec": CHAIN}))
+        async with connect_client(url + "/mcp", "acme") as client:
             stored = await client.call_tool("chains_create", {"spec": CHAIN})
             assert stored.structured_content["tenant"] == "acme"
-            assert "E-SCOPE" in text_of(await client.call_tool("sweep_list", {}))
-        async with connected(url + "/mcp", "owner") as client:
+            assert "E-SCOPE" in join_text(await client.call_tool("sweep_list", {}))
+        async with connect_client(url + "/mcp", "owner") as client:
             listed = (await client.call_tool("chains_list", {})).structured_content
             assert [chain["author"] for chain in listed["chains"]] == ["acme"]
         answer = httpx.post(url + "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})

@@ -20,7 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.answering import answering
 from tests.session_sequence import START, VERBS, sequence_over
-from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
+from tests.unit.backends.session_host import ROWS, HostedSession, host_session, make_record
 from trainyard import connect
 from trainyard.app.access.audit import open_log
 from trainyard.settings import settings
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 def session(home: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedSession]:
     monkeypatch.setenv("TRAINYARD_THREADS", "1")
     settings.cache_clear()
-    with hosted(settings(), record_of(tiny_model)) as session:
+    with host_session(settings(), make_record(tiny_model)) as session:
         yield session
 
 
@@ -44,7 +44,7 @@ def url(session: HostedSession) -> Iterator[str]:
         yield url
 
 
-def client_of(url: str, session: HostedSession, **headers: str) -> httpx.Client:
+def make_client(url: str, session: HostedSession, **headers: str) -> httpx.Client:
     all_headers = {"authorization": "Bearer owner", **headers}
     return httpx.Client(base_url=f"{url}/api/v1/sessions/{session.record.id}", headers=all_headers, timeout=60)
 
@@ -61,8 +61,8 @@ def post(client: httpx.Client, verb: str, headers: dict[str, str] | None = None,
     return reply
 
 
-def by_rest(url: str, session: HostedSession, traceparent: str) -> dict[str, Any]:
-    with client_of(url, session, traceparent=traceparent) as client:
+def train_by_rest(url: str, session: HostedSession, traceparent: str) -> dict[str, Any]:
+    with make_client(url, session, traceparent=traceparent) as client:
 
         def read(name: str) -> bytes:
             answer = client.get(f"/outputs/{name}")
@@ -72,19 +72,19 @@ def by_rest(url: str, session: HostedSession, traceparent: str) -> dict[str, Any
         return sequence_over(partial(post, client), read, "rest")
 
 
-def encoded(fields: dict[str, Any]) -> dict[str, Any]:
+def encode_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Bytes as an SDK and a tool take them."""
     return {
         key: base64.b64encode(value).decode() if isinstance(value, bytes) else value for key, value in fields.items()
     }
 
 
-def by_sdk(url: str, session: HostedSession) -> dict[str, Any]:
+def train_by_sdk(url: str, session: HostedSession) -> dict[str, Any]:
     name = session.record.id
     with connect(url, "owner") as remote:
 
         def call(verb: str, **fields: Any) -> dict[str, Any]:
-            reply = getattr(remote.sessions, verb)(session=name, **encoded(fields))
+            reply = getattr(remote.sessions, verb)(session=name, **encode_fields(fields))
             result: dict[str, Any] = reply.model_dump(mode="json")
             return result
 
@@ -92,7 +92,7 @@ def by_sdk(url: str, session: HostedSession) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def opened(url: str, traceparent: str) -> Any:
+async def open_client(url: str, traceparent: str) -> Any:
     headers = {"authorization": "Bearer owner", "traceparent": traceparent}
     async with (
         httpx.AsyncClient(headers=headers, timeout=60) as http,
@@ -104,17 +104,17 @@ async def opened(url: str, traceparent: str) -> Any:
 @contextmanager
 def tools(url: str, traceparent: str) -> Iterator[Any]:
     """Calls of tools by an official client, which is awaited in a thread of its own."""
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(opened(url, traceparent)) as client:
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(open_client(url, traceparent)) as client:
 
         def call(tool: str, **fields: Any) -> types.CallToolResult:
-            result: types.CallToolResult = portal.call(client.call_tool, tool, encoded(fields))
+            result: types.CallToolResult = portal.call(client.call_tool, tool, encode_fields(fields))
             assert not result.is_error, result.content
             return result
 
         yield call
 
 
-def by_mcp(url: str, session: HostedSession, traceparent: str) -> dict[str, Any]:
+def train_by_mcp(url: str, session: HostedSession, traceparent: str) -> dict[str, Any]:
     name = session.record.id
     with tools(url, traceparent) as call_tool:
 
@@ -131,7 +131,7 @@ def by_mcp(url: str, session: HostedSession, traceparent: str) -> dict[str, Any]
         return sequence_over(call, read, "mcp")
 
 
-def in_process(session: HostedSession, out: Path) -> dict[str, Any]:
+def train_in_process(session: HostedSession, out: Path) -> dict[str, Any]:
     arguments = [str(session.settings.home), session.record.id, str(out)]
     program = [sys.executable, "-m", "tests.session_sequence", *arguments]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
@@ -140,7 +140,7 @@ def in_process(session: HostedSession, out: Path) -> dict[str, Any]:
     return numbers
 
 
-def audited(session: HostedSession) -> list[dict[str, Any]]:
+def list_audited(session: HostedSession) -> list[dict[str, Any]]:
     lines = [line for line in open_log(session.settings.home).lines() if line["phase"] == "ended"]
     return [line for line in lines if line["targets"].get("session") == session.record.id]
 
@@ -149,17 +149,17 @@ def test_the_eight_verbs_have_the_same_bits_on_every_surface(session: HostedSess
     session.call("save", name=START, kind="full")
     over_rest, over_mcp = new_traceparent(), new_traceparent()
     results = {
-        "rest": by_rest(url, session, over_rest),
-        "sdk": by_sdk(url, session),
-        "mcp": by_mcp(url, session, over_mcp),
-        "python": in_process(session, tmp_path / "in.json"),
+        "rest": train_by_rest(url, session, over_rest),
+        "sdk": train_by_sdk(url, session),
+        "mcp": train_by_mcp(url, session, over_mcp),
+        "python": train_in_process(session, tmp_path / "in.json"),
     }
     for name, numbers in results.items():
         assert numbers == results["python"], name
     assert results["python"]["losses"][0] != results["python"]["losses"][1]
     assert results["python"]["logprobs"] == results["python"]["after"]
 
-    lines = audited(session)
+    lines = list_audited(session)
     for surface, trace in (("rest", trace_id(over_rest)), ("mcp", trace_id(over_mcp))):
         entries = [line for line in lines if line["surface"] == surface and line["trace"] == trace]
         assert {line["operation"] for line in entries} == {f"sessions {verb.replace('_', '-')}" for verb in VERBS}
@@ -170,7 +170,7 @@ def test_the_eight_verbs_have_the_same_bits_on_every_surface(session: HostedSess
 
 
 def test_a_call_with_a_key_is_carried_out_once(session: HostedSession, url: str) -> None:
-    with client_of(url, session) as client:
+    with make_client(url, session) as client:
 
         def twice(verb: str, **fields: Any) -> dict[str, Any]:
             headers = {"idempotency-key": f"key-{verb}"}
@@ -191,12 +191,12 @@ def test_a_call_with_a_key_is_carried_out_once(session: HostedSession, url: str)
         other = client.post("/generate", json={"prompts": ["Ho"]}, headers={"idempotency-key": "key-generate"})
         assert (other.status_code, other.json()["code"]) == (422, "E-PARAMETER")
         assert session.status()["op_seq"] == len(VERBS)
-    entries = [line["operation"] for line in audited(session)]
+    entries = [line["operation"] for line in list_audited(session)]
     assert entries.count("sessions step") == 2, "each request has its entry"
 
 
 def test_the_reply_of_a_call_that_is_not_waited_for(session: HostedSession, url: str) -> None:
-    with client_of(url, session) as client:
+    with make_client(url, session) as client:
         future = post(client, "forward", rows=ROWS, wait=False)
         assert future["state"] in ("pending", "running", "done")
         done = client.get(f"/results/{future['op_seq']}", params={"wait": "true"}).json()

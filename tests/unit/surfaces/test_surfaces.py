@@ -50,7 +50,7 @@ def document() -> Json:
     return openapi_document()
 
 
-def operations_of(document: Json) -> dict[str, Json]:
+def list_operations(document: Json) -> dict[str, Json]:
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     service_ids = {route.id for route in SERVICE_ROUTES.values()}
     return {
@@ -58,13 +58,13 @@ def operations_of(document: Json) -> dict[str, Json]:
     }
 
 
-def resolved(schema: Json, document: Json) -> Json:
+def resolve_schema(schema: Json, document: Json) -> Json:
     name = schema.get("$ref", "").rpartition("/")[2]
     target: Json = document["components"]["schemas"][name] if name else schema
     return target
 
 
-def fields_of(name: str) -> set[str]:
+def list_fields(name: str) -> set[str]:
     return set(OPERATIONS[name].request.model_fields)
 
 
@@ -72,7 +72,7 @@ def test_all_surfaces_and_the_docs_have_the_same_operations(document: Json) -> N
     names = set(OPERATIONS)
     remote = connect("http://127.0.0.1:1")
     assert {name for name, _ in commands(app, click.Context(app))} == names
-    assert set(operations_of(document)) == {operation_id(name) for name in names}
+    assert set(list_operations(document)) == {operation_id(name) for name in names}
     assert {tool.name for tool in list_tools(OWNER)} == {
         tool_name(name) for name in names if not OPERATIONS[name].endless
     }
@@ -90,9 +90,9 @@ def test_all_surfaces_and_the_docs_have_the_same_operations(document: Json) -> N
 
 def test_all_surfaces_take_the_fields_of_the_request(document: Json) -> None:
     tools = {NAMES[tool.name]: tool for tool in list_tools(OWNER)}
-    sdk, sent = dict(methods(here)), operations_of(document)
+    sdk, sent = dict(methods(here)), list_operations(document)
     for name, command in commands(app, click.Context(app)):
-        fields, row = fields_of(name), OPERATIONS[name]
+        fields, row = list_fields(name), OPERATIONS[name]
         context = click.Context(command, help_option_names=[])
         parameters = {str(parameter.name) for parameter in command.get_params(context)} - OF_EVERY_COMMAND
         assert parameters == fields, name
@@ -102,5 +102,5 @@ def test_all_surfaces_take_the_fields_of_the_request(document: Json) -> None:
         operation = sent[operation_id(name)]
         sent_fields = {HEADERS.get(each["name"], each["name"]) for each in operation["parameters"]} - {None}
         body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-        sent_fields |= {row.body} if row.body else set(resolved(body, document).get("properties", {}))
+        sent_fields |= {row.body} if row.body else set(resolve_schema(body, document).get("properties", {}))
         assert sent_fields == fields, name

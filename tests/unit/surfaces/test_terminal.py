@@ -17,7 +17,7 @@ from trainyard.surfaces.cli.command import render
 from trainyard.surfaces.cli.progress import Progress
 
 
-def lines_of(events: list[dict[str, object]], terminal: bool = False) -> list[str]:
+def print_lines(events: list[dict[str, object]], terminal: bool = False) -> list[str]:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=100, highlight=False, soft_wrap=True)
     progress = Progress(console)
@@ -44,7 +44,7 @@ def test_a_pipe_gets_plain_lines_where_colours_are_forced(
 
 
 def test_a_file_gets_plain_lines() -> None:
-    lines = lines_of(
+    lines = print_lines(
         [
             {"node": "", "event": "state", "text": "running", "name": "qa-1"},
             {"node": "trainer", "event": "started"},
@@ -64,12 +64,12 @@ def test_a_file_gets_plain_lines() -> None:
 
 
 def test_a_log_is_not_flooded_with_progress() -> None:
-    lines = lines_of([{"node": "trainer", "event": "started"}, *(progress(step / 1000) for step in range(1000))])
+    lines = print_lines([{"node": "trainer", "event": "started"}, *(progress(step / 1000) for step in range(1000))])
     assert lines == ["trainer: started"]
 
 
 def test_a_terminal_gets_a_bar() -> None:
-    printed = "\n".join(lines_of([progress(0.25), progress(0.5)], terminal=True))
+    printed = "\n".join(print_lines([progress(0.25), progress(0.5)], terminal=True))
     assert "50 %" in printed
     assert "━" in printed
 
@@ -81,20 +81,20 @@ def test_answers_are_shown_while_they_are_written_and_only_on_a_terminal() -> No
         {"node": "adapter", "event": "answer", "text": "It trains."},
         {"node": "adapter", "event": "answered", "text": ""},
     ]
-    printed = "\n".join(lines_of(events, terminal=True))
+    printed = "\n".join(print_lines(events, terminal=True))
     assert "base: A node [reads]." in printed
     assert "adapter: It trains." in printed
-    assert lines_of(events) == []
+    assert print_lines(events) == []
 
 
 def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[3" not in "\n".join(lines_of([progress(0.5)], terminal=True))
+    assert "\x1b[3" not in "\n".join(print_lines([progress(0.5)], terminal=True))
 
 
 def test_brackets_in_a_message_are_text() -> None:
-    assert lines_of([{"node": "a", "event": "note", "text": "[endpoints] is empty"}]) == ["a: [endpoints] is empty"]
+    assert print_lines([{"node": "a", "event": "note", "text": "[endpoints] is empty"}]) == ["a: [endpoints] is empty"]
 
 
 def test_columns_line_up() -> None:
@@ -123,7 +123,9 @@ def test_an_error_that_ends_a_run_is_shown_once() -> None:
     )
     message = f"1 of 2 nodes failed: data.\ndata: {error}\nNext: correct the cause."
     result = RunResult(run_id="1", name="c-1", state=JobState.FAILED, message=message, nodes=nodes, url="http://ui")
-    progress = lines_of([{"node": "data", "event": "failed", "message": error, "error": {"code": "E-DATA-BAD-ROWS"}}])
+    progress = print_lines(
+        [{"node": "data", "event": "failed", "message": error, "error": {"code": "E-DATA-BAD-ROWS"}}]
+    )
     lines = [*progress, *render("run", result).splitlines()]
     assert lines == [
         "data: failed (E-DATA-BAD-ROWS)",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from trainyard.spec.chain import ChainSpec
 from trainyard.sweeps.asha import Trial, TrialState, find_best, find_promotion
 from trainyard.sweeps.scheduling import Segment, SegmentEnd, TrialSchedule
@@ -22,7 +22,7 @@ CHAIN = ChainSpec.model_validate(
 )
 
 
-def paused(number: int, **metrics: float) -> Trial:
+def make_paused(number: int, **metrics: float) -> Trial:
     values = {int(step.removeprefix("at")): value for step, value in metrics.items()}
     return Trial(number=number, params={}, state=TrialState.PAUSED, found=values, target=max(values))
 
@@ -57,29 +57,29 @@ def drain(
 
 
 def test_nothing_is_promoted_before_a_rung_has_as_many_as_the_reduction() -> None:
-    trials = [paused(0, at3=0.5), paused(1, at3=0.4)]
+    trials = [make_paused(0, at3=0.5), make_paused(1, at3=0.4)]
     assert find_promotion(trials, LEVELS, 3, highest=False) is None
 
 
 def test_the_best_of_a_rung_is_promoted_by_one_level() -> None:
-    trials = [paused(0, at3=0.5), paused(1, at3=0.4), paused(2, at3=0.6)]
+    trials = [make_paused(0, at3=0.5), make_paused(1, at3=0.4), make_paused(2, at3=0.6)]
     promotion = find_promotion(trials, LEVELS, 3, highest=False)
     assert promotion == (trials[1], 9)
     assert find_promotion(trials, LEVELS, 3, highest=True) == (trials[2], 9)
 
 
 def test_the_highest_rung_is_looked_at_first() -> None:
-    lower = [paused(number, at3=0.1 * number) for number in range(3)]
-    upper = [paused(number, at3=0.0, at9=0.1 * number) for number in range(3, 6)]
+    lower = [make_paused(number, at3=0.1 * number) for number in range(3)]
+    upper = [make_paused(number, at3=0.0, at9=0.1 * number) for number in range(3, 6)]
     promotion = find_promotion([*lower, *upper], LEVELS, 3, highest=False)
     assert promotion == (upper[0], 27)
 
 
 def test_those_that_were_promoted_stay_in_the_ranking_of_their_rung() -> None:
     promoted = Trial(number=0, params={}, state=TrialState.RUNNING, found={3: 0.1}, target=9)
-    other_trials = [paused(number, at3=0.1 + 0.1 * number) for number in range(1, 5)]
+    other_trials = [make_paused(number, at3=0.1 + 0.1 * number) for number in range(1, 5)]
     assert find_promotion([promoted, *other_trials], LEVELS, 3, highest=False) is None
-    assert find_promotion([promoted, *other_trials, paused(5, at3=0.9)], LEVELS, 3, highest=False) == (
+    assert find_promotion([promoted, *other_trials, make_paused(5, at3=0.9)], LEVELS, 3, highest=False) == (
         other_trials[0],
         9,
     )
@@ -87,7 +87,7 @@ def test_those_that_were_promoted_stay_in_the_ranking_of_their_rung() -> None:
 
 def test_a_training_that_ended_early_counts_at_every_rung_with_its_last_metric() -> None:
     early = Trial(number=0, params={}, state=TrialState.COMPLETED, value=0.0)
-    other_trials = [paused(1, at3=0.5), paused(2, at3=0.6)]
+    other_trials = [make_paused(1, at3=0.5), make_paused(2, at3=0.6)]
     assert find_promotion([early, *other_trials], LEVELS, 3, highest=False) is None
 
 
@@ -113,7 +113,7 @@ def test_a_sweep_of_few_trials_finishes_its_best_all_the_same(tmp_path: Path, tr
     assert best.params["x"] == min(trial.params["x"] for trial in study.trials())
 
 
-@pytest.mark.parametrize("cut", by_default([4], range(0, 14, 2)))
+@pytest.mark.parametrize("cut", choose_by_default([4], range(0, 14, 2)))
 def test_a_sweep_that_was_cut_off_decides_as_one_that_was_not(tmp_path: Path, cut: int) -> None:
     whole = SweepStudy(tmp_path, sweep_spec(name="whole"))
     expected = drain(TrialSchedule(whole.spec, whole))
@@ -147,7 +147,7 @@ def test_segments_that_are_running_are_not_given_out_again(tmp_path: Path) -> No
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(2, 5))
 def test_promoted_trials_are_among_the_best_of_their_rung(values: list[float], reduction: int) -> None:
-    trials = [paused(number, at3=value) for number, value in enumerate(values)]
+    trials = [make_paused(number, at3=value) for number, value in enumerate(values)]
     promotion = find_promotion(trials, LEVELS, reduction, highest=False)
     if len(values) < reduction:
         assert promotion is None

@@ -21,7 +21,7 @@ from trainyard.sweeps.study import STUDY_FILE, SweepStudy, read_trials
 RANGES = {"lr": "loguniform(1e-5, 1e-3)", "rank": "choice(8, 16)", "drop": "uniform(0, 0.2, 0.1)", "n": "int(1, 9, 2)"}
 
 
-def study_of(folder: Path, sampler: str, ranges: dict[str, str] | None = None, seed: int = 0) -> SweepStudy:
+def make_study(folder: Path, sampler: str, ranges: dict[str, str] | None = None, seed: int = 0) -> SweepStudy:
     parameters = {path: parse_range(path, text) for path, text in (ranges or RANGES).items()}
     spec = SweepSpec.model_validate(
         {
@@ -34,7 +34,7 @@ def study_of(folder: Path, sampler: str, ranges: dict[str, str] | None = None, s
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_values_are_within_their_ranges_and_of_their_types(tmp_path: Path, sampler: str) -> None:
-    study = study_of(tmp_path, sampler)
+    study = make_study(tmp_path, sampler)
     for number in range(14):
         params = study.add(3).params
         assert 1e-5 <= params["lr"] <= 1e-3
@@ -48,7 +48,7 @@ def test_a_seed_gives_the_same_values_and_another_seed_others(tmp_path: Path) ->
     samples = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
-        study = study_of(tmp_path / name, "random", seed=seed)
+        study = make_study(tmp_path / name, "random", seed=seed)
         samples.append([study.add(3).params for _ in range(4)])
     assert samples[0] == samples[1] != samples[2]
     assert len({str(sample) for sample in samples[0]}) == 4
@@ -56,7 +56,7 @@ def test_a_seed_gives_the_same_values_and_another_seed_others(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_tpe_learns_from_paused_trials(tmp_path: Path) -> None:
-    study = study_of(tmp_path, "tpe", {"x": "uniform(0, 1)"})
+    study = make_study(tmp_path, "tpe", {"x": "uniform(0, 1)"})
     values = []
     for number in range(40):
         values.append(float(study.add(3).params["x"] or 0.0))
@@ -67,21 +67,21 @@ def test_tpe_learns_from_paused_trials(tmp_path: Path) -> None:
 
 
 def test_a_grid_has_every_combination_once(tmp_path: Path) -> None:
-    study = study_of(tmp_path, "grid", {"rank": "choice(8, 16)", "n": "int(1, 3)"})
+    study = make_study(tmp_path, "grid", {"rank": "choice(8, 16)", "n": "int(1, 3)"})
     combinations = [tuple(study.add(3).params.values()) for _ in range(6)]
     assert sorted(combinations) == [(8, 1), (8, 2), (8, 3), (16, 1), (16, 2), (16, 3)]
     assert combinations != sorted(combinations), "the seed shuffles them"
 
 
 def test_trials_are_read_back_as_they_were_written(tmp_path: Path) -> None:
-    study = study_of(tmp_path, "random")
+    study = make_study(tmp_path, "random")
     for _ in range(5):
         study.add(3)
     study.pause(0, 3, 0.5)
     study.pause(1, 3, math.inf)
     study.complete(2, 9, 0.25)
     study.end(3, TrialState.REFUSED, "E-SPEC-VALUE", "no such value")
-    trials = study_of(tmp_path, "random").trials()
+    trials = make_study(tmp_path, "random").trials()
     states = [TrialState.PAUSED, TrialState.PAUSED, TrialState.COMPLETED, TrialState.REFUSED, TrialState.RUNNING]
     assert [trial.state for trial in trials] == states
     assert (trials[0].found, trials[1].found) == ({3: 0.5}, {3: math.inf})

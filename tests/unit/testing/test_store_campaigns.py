@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from trainyard.testing.store_faults import INJECTED_BUGS, run_campaign, simulate
 
 pytestmark = pytest.mark.integration
@@ -34,6 +34,6 @@ def test_nothing_is_lost_in_two_thousand_campaigns() -> None:
     assert "2,000 campaigns" in done.stdout
 
 
-@pytest.mark.parametrize("inject", by_default(SOON, INJECTED_BUGS))
+@pytest.mark.parametrize("inject", choose_by_default(SOON, INJECTED_BUGS))
 def test_an_injected_bug_is_found(inject: str) -> None:
     assert simulate(2_000, seed=7, inject=inject, processes=1, until_found=True).failed

@@ -91,7 +91,7 @@ def latent_score(model: Any, sizes: dict[str, Any]) -> Callable[[], torch.Tensor
 
     def score() -> torch.Tensor:
         examples = [
-            row_of(torch.randint(0, sizes["vocabulary"], (sizes["length"],)).tolist()) for _ in range(sizes["rows"])
+            make_row(torch.randint(0, sizes["vocabulary"], (sizes["length"],)).tolist()) for _ in range(sizes["rows"])
         ]
         if stage.at_epoch is not None:
             examples = [stage.at_epoch(example, row, 1000) for row, example in enumerate(examples)]
@@ -101,7 +101,7 @@ def latent_score(model: Any, sizes: dict[str, Any]) -> Callable[[], torch.Tensor
     return score
 
 
-def row_of(ids: list[int]) -> dict[str, Any]:
+def make_row(ids: list[int]) -> dict[str, Any]:
     """A row as stage sft and as techniques with steps encode it."""
     half = len(ids) // 2
     prompt, steps, answer = ids[:half], ids[half : half + 4], ids[half + 4 :]

@@ -65,7 +65,7 @@ def test_the_estimate_knows_the_size_of_a_chunk() -> None:
 # Estimates against measurements
 
 
-def measured(settings: dict[str, Any]) -> dict[str, int]:
+def measure_memory(settings: dict[str, Any]) -> dict[str, int]:
     """What a child process held at its peak, and after its imports."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(CHILD), json.dumps(settings)]
@@ -74,7 +74,7 @@ def measured(settings: dict[str, Any]) -> dict[str, int]:
     return peaks
 
 
-def estimated(settings: dict[str, Any]) -> int:
+def estimate_total(settings: dict[str, Any]) -> int:
     hidden, method = settings["hidden"], settings["method"]
     shape = ModelShape(
         hidden=hidden,
@@ -101,7 +101,7 @@ def estimated(settings: dict[str, Any]) -> int:
 
 @pytest.mark.slow
 def test_the_libraries_take_what_the_estimate_says() -> None:
-    sizes = measured({**SMALL, "hidden": 64, "layers": 1, "feed_forward": 128, "vocabulary": 600, "length": 16})
+    sizes = measure_memory({**SMALL, "hidden": 64, "layers": 1, "feed_forward": 128, "vocabulary": 600, "length": 16})
     assert sizes["imports"] <= sizes["peak"]
     # How much of the libraries is resident differs between two installations of the same versions: 0.43 and 0.76 GiB.
     context = Device.CPU.facts.context_gib * GIB
@@ -127,7 +127,7 @@ def test_the_libraries_take_what_the_estimate_says() -> None:
 )
 def test_estimate_is_near_the_resident_memory_of_a_training(other: dict[str, Any]) -> None:
     settings = {**SMALL, **other}
-    assert estimated(settings) == pytest.approx(measured(settings)["peak"], rel=0.2)
+    assert estimate_total(settings) == pytest.approx(measure_memory(settings)["peak"], rel=0.2)
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_estimate_is_near_the_resident_memory_of_a_training(other: dict[str, Any
 def test_thoughts_take_no_more_than_the_estimate_of_a_row_of_full_length(other: dict[str, Any]) -> None:
     """Labels, prompts and thoughts of a row share its length, and the estimate has the most of each."""
     settings = {**SMALL, **other}
-    assert 0.6 * estimated(settings) < measured(settings)["peak"] < 1.15 * estimated(settings)
+    assert 0.6 * estimate_total(settings) < measure_memory(settings)["peak"] < 1.15 * estimate_total(settings)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.train.session.engines import config_of, feed_of, same, session_of, weights_of
+from tests.unit.train.session.engines import copy_weights, make_config, make_feed, make_session, same
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import Stage
@@ -30,7 +30,7 @@ MICRO_BATCHES = 13
 
 def settings(stage: Stage = Stage.SFT, **hyper: Any) -> TrainerConfig:
     fields = {"batch_size": 2, "gradient_accumulation": 3, "warmup_ratio": 0.4, "engine": {"batching": "padded"}}
-    return config_of(stage, **{**fields, **hyper})
+    return make_config(stage, **{**fields, **hyper})
 
 
 class Kept:
@@ -49,7 +49,7 @@ class Kept:
         self.saved.append((name, json.dumps(progress.as_values())))
 
 
-def after(calls: int | None) -> Callable[[], bool]:
+def stop_after(calls: int | None) -> Callable[[], bool]:
     """Asks to stop when it is called for the time after `calls`."""
     count = itertools.count()
     return lambda: calls is not None and next(count) >= calls
@@ -71,14 +71,14 @@ def run(
         total_steps=STEPS,
         save=history.save,
         save_steps=save_steps,
-        stop=after(stop),
+        stop=stop_after(stop),
         hooks=[history],
     )
 
 
 def test_it_takes_as_many_steps_as_asked_for_and_tells_each(tmp_path: Path) -> None:
     config = settings()
-    session, feed, history, progress = session_of(tmp_path, config), feed_of(config, 10), Kept(), SavedProgress()
+    session, feed, history, progress = make_session(tmp_path, config), make_feed(config, 10), Kept(), SavedProgress()
     assert run(session, feed, history, progress)
     assert session.global_step == count_done(session) == STEPS
     assert [record.step for record in history.records] == [1, 2, 3, 4, 5]
@@ -104,8 +104,8 @@ def test_it_takes_as_many_steps_as_asked_for_and_tells_each(tmp_path: Path) -> N
 
 def test_packed_rows_have_no_padding_in_the_record(tmp_path: Path) -> None:
     config = settings(engine={"batching": "packed"})
-    history, feed = Kept(), feed_of(config, 10)
-    assert run(session_of(tmp_path, config), feed, history, SavedProgress())
+    history, feed = Kept(), make_feed(config, 10)
+    assert run(make_session(tmp_path, config), feed, history, SavedProgress())
     assert all(record.tokens == record.positions for record in history.records)
     assert sum(record.tokens for record in history.records[:2]) == sum(feed.plan.widths)
 
@@ -113,7 +113,7 @@ def test_packed_rows_have_no_padding_in_the_record(tmp_path: Path) -> None:
 def test_metrics_are_means_over_the_units(tmp_path: Path) -> None:
     config = settings(Stage.DPO)
     history = Kept()
-    assert run(session_of(tmp_path, config), feed_of(config, 10), history, SavedProgress())
+    assert run(make_session(tmp_path, config), make_feed(config, 10), history, SavedProgress())
     assert [record.units for record in history.records] == [6, 4, 6, 4, 6]  # pairs
     assert all(0 <= record.metrics["reward_accuracy"] <= 1 for record in history.records)
 
@@ -121,52 +121,52 @@ def test_metrics_are_means_over_the_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", range(MICRO_BATCHES))
 def test_stopped_between_any_two_micro_batches_it_goes_on_to_the_same_bits(stop: int, tmp_path: Path) -> None:
     config = settings()
-    feed, whole, progress = feed_of(config, 10), session_of(tmp_path / "whole", config), SavedProgress()
+    feed, whole, progress = make_feed(config, 10), make_session(tmp_path / "whole", config), SavedProgress()
     assert run(whole, feed, Kept(), progress)
 
-    first, history = session_of(tmp_path / "parts", config), Kept()
+    first, history = make_session(tmp_path / "parts", config), Kept()
     assert not run(first, feed, history, SavedProgress(), stop)
     ((name, where),) = history.saved
-    second = session_of(tmp_path / "parts", config, seed=9)
+    second = make_session(tmp_path / "parts", config, seed=9)
     second.load(name)
     continued = SavedProgress.from_values(json.loads(where))
-    assert run(second, feed_of(config, 10), history, continued)
+    assert run(second, make_feed(config, 10), history, continued)
     assert continued == progress
-    assert same(weights_of(second), weights_of(whole))
+    assert same(copy_weights(second), copy_weights(whole))
     assert [record.step for record in history.records] == [1, 2, 3, 4, 5]
 
 
 def test_the_last_step_is_not_asked_whether_it_should_stop(tmp_path: Path) -> None:
     config = settings()
-    assert run(session_of(tmp_path, config), feed_of(config, 10), Kept(), SavedProgress(), MICRO_BATCHES)
+    assert run(make_session(tmp_path, config), make_feed(config, 10), Kept(), SavedProgress(), MICRO_BATCHES)
 
 
 def test_it_saves_every_so_many_steps_but_not_at_the_end(tmp_path: Path) -> None:
     config = settings()
     history = Kept()
-    assert run(session_of(tmp_path, config), feed_of(config, 10), history, SavedProgress(), save_steps=1)
+    assert run(make_session(tmp_path, config), make_feed(config, 10), history, SavedProgress(), save_steps=1)
     steps = [len(json.loads(where)["losses"]) for _, where in history.saved]
     assert steps == [1, 2, 3, 4]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_the_weights_move(tmp_path: Path) -> None:
     config = settings()
-    session, history = session_of(tmp_path, config), Kept()
+    session, history = make_session(tmp_path, config), Kept()
     with torch.no_grad():
         session.engine.model.lm_head.weight[7] = torch.inf
-    before = weights_of(session)
+    before = copy_weights(session)
     with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The loss of step 1 is (nan|inf)\. .*learning_rate"):
-        run(session, feed_of(config, 10), history, SavedProgress(), save_steps=1)
-    assert same(before, weights_of(session))
+        run(session, make_feed(config, 10), history, SavedProgress(), save_steps=1)
+    assert same(before, copy_weights(session))
     assert not history.saved
     assert not history.records
 
 
 def test_a_skipped_step_is_told_counted_and_moves_no_schedule(tmp_path: Path) -> None:
     config = settings(warmup_ratio=0.0)
-    session, history, progress = session_of(tmp_path, config, precision=Precision.FP16), Kept(), SavedProgress()
+    session, history, progress = make_session(tmp_path, config, precision=Precision.FP16), Kept(), SavedProgress()
     session.scaler.load_state_dict({**session.scaler.state_dict(), "scale": 2.0**40})  # overflows for some steps
-    assert run(session, feed_of(config, 10), history, progress)
+    assert run(session, make_feed(config, 10), history, progress)
     skipped = [record.skipped for record in history.records]
     assert skipped == sorted(skipped, reverse=True)  # the first ones
     assert sum(skipped) == session.skipped > 0

@@ -54,7 +54,7 @@ def config(name: Optimizer, schedule: Schedule = Schedule.LINEAR) -> TrainerConf
     return TrainerConfig(hyperparameters=Hyperparameters(optimizer=name, schedule=schedule, warmup_ratio=0.0))
 
 
-def groups_of(named: Named, rate: float, weight_decay: float = 0.0) -> list[Group]:
+def make_groups(named: Named, rate: float, weight_decay: float = 0.0) -> list[Group]:
     """Two groups, as the methods make them: matrices, and the rest without decay."""
     groups: list[Group] = []
     for matrices in (True, False):
@@ -90,7 +90,7 @@ def descend(optimizer: Any, rate: LearningRate, loss: Callable[[], torch.Tensor]
         rate.step()
 
 
-def through_a_checkpoint(state: dict[str, Any]) -> Any:
+def pass_checkpoint(state: dict[str, Any]) -> Any:
     """As tensors and plain values, the way a checkpoint holds it: no object of a package survives this."""
     tensors: Tensors = {}
     values = flatten(state, "optimizer", tensors)
@@ -101,7 +101,7 @@ def through_a_checkpoint(state: dict[str, Any]) -> Any:
 def test_it_finds_the_bottom_of_a_bowl(name: Optimizer) -> None:
     named = quadratic()
     start = height(named).item()
-    optimizer = make_optimizer(groups_of(named, QUADRATIC_RATES.get(name, 0.05)), config(name))
+    optimizer = make_optimizer(make_groups(named, QUADRATIC_RATES.get(name, 0.05)), config(name))
     descend(optimizer, LearningRate(optimizer, config(name), STEPS), lambda: height(named), STEPS)
     switch_to_eval(optimizer)
     assert height(named).item() < 1e-3 * start
@@ -112,16 +112,16 @@ def test_it_finds_the_bottom_of_a_bowl(name: Optimizer) -> None:
 def test_a_saved_state_goes_on_to_the_same_bits(name: Optimizer, dtype: torch.dtype) -> None:
     rate = QUADRATIC_RATES.get(name, 0.05)
     straight = quadratic(dtype)
-    optimizer = make_optimizer(groups_of(straight, rate, 0.1), config(name))
+    optimizer = make_optimizer(make_groups(straight, rate, 0.1), config(name))
     schedule = LearningRate(optimizer, config(name), STEPS)
     # GaLore takes a new projection at step 200.
     descend(optimizer, schedule, lambda: height(straight), 195 if name is Optimizer.GALORE else 15)
     weights = {key: value.detach().clone() for key, value in straight.items()}
-    state, curve = through_a_checkpoint(optimizer.state_dict()), schedule.state_dict()
+    state, curve = pass_checkpoint(optimizer.state_dict()), schedule.state_dict()
     descend(optimizer, schedule, lambda: height(straight), 15)
 
     resumed = {key: torch.nn.Parameter(value) for key, value in weights.items()}
-    second = make_optimizer(groups_of(resumed, rate, 0.1), config(name))
+    second = make_optimizer(make_groups(resumed, rate, 0.1), config(name))
     again = LearningRate(second, config(name), STEPS)
     second.load_state_dict(state)
     again.load_state_dict(curve)
@@ -144,12 +144,12 @@ def tiny_llama() -> LlamaForCausalLM:
     )
 
 
-def trained_loss(name: Optimizer) -> tuple[float, float]:
+def measure_losses(name: Optimizer) -> tuple[float, float]:
     """(first, last) loss of 30 steps on one batch."""
     model = tiny_llama()
     ids_BT = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(1))
     named = dict(model.named_parameters())
-    optimizer = make_optimizer(groups_of(named, MODEL_RATES.get(name, 3e-3)), config(name))
+    optimizer = make_optimizer(make_groups(named, MODEL_RATES.get(name, 3e-3)), config(name))
 
     def loss() -> torch.Tensor:
         return model(input_ids=ids_BT, labels=ids_BT).loss
@@ -162,20 +162,20 @@ def trained_loss(name: Optimizer) -> tuple[float, float]:
 
 @pytest.fixture(scope="module")
 def adamw_loss() -> float:
-    return trained_loss(Optimizer.ADAMW)[1]
+    return measure_losses(Optimizer.ADAMW)[1]
 
 
 @pytest.mark.parametrize("name", HERE)
 def test_a_tiny_model_learns(name: Optimizer, adamw_loss: float) -> None:
-    first, last = trained_loss(name)
+    first, last = measure_losses(name)
     assert last < 0.5 * first
     assert last < 1.3 * max(adamw_loss, 1.0)
 
 
 def test_adamw_is_torchs() -> None:
     parameters, reference_parameters = quadratic(), quadratic()
-    optimizer = make_optimizer(groups_of(parameters, 0.01, 0.1), config(Optimizer.ADAMW))
-    plain = [{k: v for k, v in group.items() if k != "names"} for group in groups_of(reference_parameters, 0.01, 0.1)]
+    optimizer = make_optimizer(make_groups(parameters, 0.01, 0.1), config(Optimizer.ADAMW))
+    plain = [{k: v for k, v in group.items() if k != "names"} for group in make_groups(reference_parameters, 0.01, 0.1)]
     reference = torch.optim.AdamW(plain, fused=False, foreach=False)
     for each, named in ((optimizer, parameters), (reference, reference_parameters)):
         for _ in range(20):
@@ -188,7 +188,7 @@ def test_adamw_is_torchs() -> None:
 
 def test_muon_moves_the_matrices_of_blocks_and_adamw_the_rest() -> None:
     named, reference = quadratic(), quadratic()
-    optimizer = make_optimizer(groups_of(named, 0.01, 0.1), config(Optimizer.MUON))
+    optimizer = make_optimizer(make_groups(named, 0.01, 0.1), config(Optimizer.MUON))
     matrix = reference["model.layers.0.weight"]
     rest = [
         {"params": [reference["model.embed.weight"]], "weight_decay": 0.1},
@@ -214,7 +214,7 @@ def test_muon_steps_are_as_large_as_adamws() -> None:
     for name in (Optimizer.MUON, Optimizer.ADAMW):
         named = quadratic()
         before = named["model.layers.0.weight"].detach().clone()
-        optimizer = make_optimizer(groups_of(named, 0.01), config(name))
+        optimizer = make_optimizer(make_groups(named, 0.01), config(name))
         height(named).backward()
         optimizer.step()
         sizes.append((named["model.layers.0.weight"] - before).square().mean().sqrt().item())
@@ -242,14 +242,14 @@ def test_blocks_are_told_by_their_number() -> None:
 
 def test_muon_without_a_matrix_is_adamw_alone() -> None:
     named = {"lm_head.weight": torch.nn.Parameter(torch.ones(4, 4))}
-    optimizer = make_optimizer(groups_of(named, 0.1)[:1], config(Optimizer.MUON))
+    optimizer = make_optimizer(make_groups(named, 0.1)[:1], config(Optimizer.MUON))
     assert list(optimizer.parts) == ["adamw"]
 
 
 @pytest.mark.parametrize("name", OF_EIGHT_BITS)
 def test_eight_bit_states_are_for_large_tensors(name: Optimizer) -> None:
     named = quadratic()
-    optimizer = make_optimizer(groups_of(named, 0.01), config(name))
+    optimizer = make_optimizer(make_groups(named, 0.01), config(name))
     height(named).backward()
     optimizer.step()
     inner = optimizer.inner if isinstance(optimizer, PagedAdamW8bit) else optimizer
@@ -265,7 +265,7 @@ def test_eight_bit_adamw_follows_adamw() -> None:
     results = []
     for name in (Optimizer.ADAMW, Optimizer.ADAMW_8BIT):
         named = quadratic()
-        optimizer = make_optimizer(groups_of(named, 0.01), config(name))
+        optimizer = make_optimizer(make_groups(named, 0.01), config(name))
         descend(optimizer, LearningRate(optimizer, config(name), 20), partial(height, named), 20)
         results.append(named["model.layers.0.weight"].detach())
     start = quadratic()["model.layers.0.weight"].detach()
@@ -277,7 +277,7 @@ def test_eight_bit_adamw_follows_adamw() -> None:
 def test_a_plan_counts_the_memory_of_the_states(name: Optimizer) -> None:
     """GaLore's depends on the shape: 1.5 bytes per weight of a 1024 x 1024 matrix, more for smaller ones."""
     named = {"layers.0.weight": torch.nn.Parameter(torch.zeros(512, 512))}
-    optimizer = make_optimizer(groups_of(named, 0.01)[:1], config(name))
+    optimizer = make_optimizer(make_groups(named, 0.01)[:1], config(name))
     named["layers.0.weight"].sum().backward()
     optimizer.step()
     tensors: Tensors = {}
@@ -289,12 +289,12 @@ def test_a_plan_counts_the_memory_of_the_states(name: Optimizer) -> None:
 @pytest.mark.gpu
 def test_paged_states_are_paged_again_after_loading() -> None:
     named = {"layers.0.weight": torch.nn.Parameter(torch.randn(512, 512, device="cuda"))}
-    optimizer = make_optimizer(groups_of(named, 0.01)[:1], config(Optimizer.PAGED_ADAMW_8BIT))
+    optimizer = make_optimizer(make_groups(named, 0.01)[:1], config(Optimizer.PAGED_ADAMW_8BIT))
     named["layers.0.weight"].sum().backward()
     optimizer.step()
     torch.cuda.synchronize()
-    state = through_a_checkpoint(optimizer.state_dict())
-    second = make_optimizer(groups_of(named, 0.01)[:1], config(Optimizer.PAGED_ADAMW_8BIT))
+    state = pass_checkpoint(optimizer.state_dict())
+    second = make_optimizer(make_groups(named, 0.01)[:1], config(Optimizer.PAGED_ADAMW_8BIT))
     second.load_state_dict(state)
     before, after = (each.inner.state[named["layers.0.weight"]]["state1"] for each in (optimizer, second))
     assert before.is_paged
@@ -304,7 +304,7 @@ def test_paged_states_are_paged_again_after_loading() -> None:
 
 def test_adafactor_moves_the_zeros_an_adapter_starts_from() -> None:
     named = {"layers.0.lora_B.weight": torch.nn.Parameter(torch.zeros(8, 4))}
-    optimizer = make_optimizer(groups_of(named, 1e-2)[:1], config(Optimizer.ADAFACTOR))
+    optimizer = make_optimizer(make_groups(named, 1e-2)[:1], config(Optimizer.ADAFACTOR))
     (named["layers.0.lora_B.weight"] - 1.0).square().sum().backward()
     optimizer.step()
     assert named["layers.0.lora_B.weight"].mean().item() == pytest.approx(1e-2, rel=0.01)
@@ -315,7 +315,7 @@ def test_a_look_at_schedule_free_weights_leaves_no_trace() -> None:
     looked, straight = quadratic(), quadratic()
     settings = config(Optimizer.SCHEDULE_FREE_ADAMW)
     for named in (looked, straight):
-        optimizer = make_optimizer(groups_of(named, 0.05), settings)
+        optimizer = make_optimizer(make_groups(named, 0.05), settings)
         schedule = LearningRate(optimizer, settings, 30)
         for _ in range(3):
             descend(optimizer, schedule, partial(height, named), 10)
@@ -333,12 +333,12 @@ def test_a_look_at_schedule_free_weights_leaves_no_trace() -> None:
 def test_a_schedule_free_state_saved_during_a_look_trains_on() -> None:
     named = quadratic()
     settings = config(Optimizer.SCHEDULE_FREE_ADAMW)
-    optimizer = make_optimizer(groups_of(named, 0.05), settings)
+    optimizer = make_optimizer(make_groups(named, 0.05), settings)
     descend(optimizer, LearningRate(optimizer, settings, 30), lambda: height(named), 5)
     switch_to_eval(optimizer)
-    state = through_a_checkpoint(optimizer.state_dict())
+    state = pass_checkpoint(optimizer.state_dict())
     resumed = {key: torch.nn.Parameter(value.detach().clone()) for key, value in named.items()}
-    second = make_optimizer(groups_of(resumed, 0.05), settings)
+    second = make_optimizer(make_groups(resumed, 0.05), settings)
     second.load_state_dict(state)
     switch_to_eval(second)
     switch_to_train(second)
@@ -357,7 +357,7 @@ def test_schedule_free_starts_from_a_rate_of_zero() -> None:
             optimizer=Optimizer.SCHEDULE_FREE_ADAMW, schedule=Schedule.CONSTANT_WITH_WARMUP, warmup_ratio=0.2
         )
     )
-    optimizer = make_optimizer(groups_of(named, 0.05), settings)
+    optimizer = make_optimizer(make_groups(named, 0.05), settings)
     start = height(named).item()
     descend(optimizer, LearningRate(optimizer, settings, 50), lambda: height(named), 50)
     assert isinstance(optimizer, ScheduleFree)
@@ -367,7 +367,7 @@ def test_schedule_free_starts_from_a_rate_of_zero() -> None:
 @pytest.mark.parametrize("name", HERE)
 def test_a_scaler_skips_a_step_that_overflowed(name: Optimizer) -> None:
     named = quadratic()
-    optimizer = make_optimizer(groups_of(named, 0.01), config(name))
+    optimizer = make_optimizer(make_groups(named, 0.01), config(name))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for overflow in (False, True):
         before = {key: value.detach().clone() for key, value in named.items()}
@@ -393,7 +393,7 @@ def test_a_missing_package_is_refused_with_its_install_line() -> None:
     row = replace(facts, package=Package(("no_such_module",), facts.package.install))
     assert availability(row, "cpu").fix == "pip install 'pytorch_optimizer==4.1.0'"
     with pytest.raises(Unavailable, match="The package no_such_module is not installed") as caught:
-        build(Optimizer.GALORE, row, OPTIMIZERS[Optimizer.GALORE], groups_of(quadratic(), 0.1))
+        build(Optimizer.GALORE, row, OPTIMIZERS[Optimizer.GALORE], make_groups(quadratic(), 0.1))
     assert caught.value.code == "E-PACKAGE-MISSING"
     assert caught.value.do == "pip install 'pytorch_optimizer==4.1.0'"
 
@@ -408,7 +408,7 @@ def test_a_package_that_does_not_load_is_refused(tmp_path: Path, monkeypatch: py
     facts = Optimizer.LION.facts
     row = replace(facts, package=Package(("broken_optimizer",), facts.package.install))
     with pytest.raises(Unavailable, match=r"does not load: libfoo.so.1 is not there") as caught:
-        build(Optimizer.LION, row, make, groups_of(quadratic(), 0.1))
+        build(Optimizer.LION, row, make, make_groups(quadratic(), 0.1))
     assert caught.value.code == "E-PACKAGE-MISSING"
     assert caught.value.do == "pip install --force-reinstall 'bitsandbytes>=0.50'"
 
@@ -418,7 +418,7 @@ def test_a_device_without_the_optimizer_is_refused() -> None:
     assert (state.ok, state.why) == (False, "bitsandbytes does not run on mps.")
     row = replace(Optimizer.LION.facts, devices=(Device.CUDA,))
     with pytest.raises(Unavailable, match="bitsandbytes does not run on cpu") as caught:
-        build(Optimizer.LION, row, OPTIMIZERS[Optimizer.LION], groups_of(quadratic(), 0.1))
+        build(Optimizer.LION, row, OPTIMIZERS[Optimizer.LION], make_groups(quadratic(), 0.1))
     assert caught.value.code == "E-DEVICE"
     assert caught.value.do == "Train on cuda, or use optimizer adamw."
 
@@ -430,7 +430,7 @@ def test_nothing_to_train_is_refused() -> None:
 
 
 def test_the_state_of_another_assembly_is_refused() -> None:
-    optimizer = make_optimizer(groups_of(quadratic(), 0.1), config(Optimizer.MUON))
+    optimizer = make_optimizer(make_groups(quadratic(), 0.1), config(Optimizer.MUON))
     assert isinstance(optimizer, CompositeOptimizer)
     with pytest.raises(ValueError, match=r"the state is of \['adamw'\], this optimizer is made of \['adamw', 'muon'\]"):
         optimizer.load_state_dict({"adamw": {}})

@@ -55,12 +55,12 @@ def build(home: Path, **options: Any) -> ModelSource:
     return build_starter(home, **{"recipe": LITTLE, "packages": PACKAGE, "threads": 1, **options})
 
 
-def manifest_of(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / MANIFEST).read_text()))
 
 
 def test_shipped_weights_are_those_of_the_recipe() -> None:
-    manifest = manifest_of(SHIPPED_STARTER)
+    manifest = read_manifest(SHIPPED_STARTER)
     assert manifest["recipe_sha256"] == StarterRecipe().sha256
     assert manifest["tokens"] == StarterRecipe().steps * StarterRecipe().batch_rows * StarterRecipe().row_tokens
     assert set(manifest["packages"]) == set(PACKAGES)
@@ -72,15 +72,15 @@ def test_shipped_packages_are_those_that_are_pinned() -> None:
     """Another version of a package would give another corpus, and a rebuild that is not the shipped model."""
     pins = dict(line.split("==") for line in Path("constraints.txt").read_text().splitlines() if "==" in line)
     pinned = {name.lower().replace("-", "_"): version for name, version in pins.items()}
-    packages = manifest_of(SHIPPED_STARTER)["packages"]
+    packages = read_manifest(SHIPPED_STARTER)["packages"]
     assert {name: entry["version"] for name, entry in packages.items()} == {name: pinned[name] for name in packages}
 
 
 def test_cards_have_the_manifests_values(built: tuple[Path, ModelSource, Any]) -> None:
     for folder in (SHIPPED_STARTER, Path(built[1].location)):
-        assert (folder / CARD_FILE).read_text() == model_card(manifest_of(folder))
-        assert f"held-out loss, nats per token | {manifest_of(folder)['heldout_loss']} |" in model_card(
-            manifest_of(folder)
+        assert (folder / CARD_FILE).read_text() == model_card(read_manifest(folder))
+        assert f"held-out loss, nats per token | {read_manifest(folder)['heldout_loss']} |" in model_card(
+            read_manifest(folder)
         )
 
 
@@ -99,7 +99,7 @@ def test_a_build_is_resolved_by_its_name(built: tuple[Path, ModelSource, Any]) -
 def test_manifest_records_what_went_in(built: tuple[Path, ModelSource, Any]) -> None:
     source = built[1]
     assert source.path is not None
-    manifest = manifest_of(source.path)
+    manifest = read_manifest(source.path)
     assert manifest["key"] == source.path.name
     assert list(manifest["packages"]) == list(PACKAGE)
     assert manifest["recipe"]["steps"] == 8
@@ -114,7 +114,7 @@ def test_a_build_is_compared_with_the_shipped_weights(built: tuple[Path, ModelSo
     assert path is not None
     comparison = compare(path, SHIPPED_STARTER)
     assert (comparison["same_recipe"], comparison["same_corpus"]) == (False, False)
-    assert comparison["heldout_loss"] == manifest_of(path)["heldout_loss"] > comparison["shipped_heldout_loss"]
+    assert comparison["heldout_loss"] == read_manifest(path)["heldout_loss"] > comparison["shipped_heldout_loss"]
     assert compare(SHIPPED_STARTER, SHIPPED_STARTER)["same_recipe"] is True
 
 

@@ -83,7 +83,7 @@ def variable_error(name: str, why: str, do: str) -> InvalidInput:
 
 
 def refuse_other_access(settings: Settings, *, asks: bool, auth: bool) -> None:
-    """Compare a running server with what is wanted. Raises `Conflict` (`E-SERVER-RUNS`) if they differ.
+    """Compare a running server with the settings. Raises `Conflict` (`E-SERVER-RUNS`) if they differ.
 
     `asks` says whether it asks for credentials, `auth` whether a new one would.
     """

@@ -1,4 +1,4 @@
-"""The audit log: list what was changed and by whom, and check that no line of it is missing.
+"""The audit log: list changes with their callers, and check that no line is missing.
 
 Entries of the audit log: the caller of an operation, through what, with which values, and how it ended.
 
@@ -60,7 +60,7 @@ class AuditEntry:
 
     @cached_property
     def same(self) -> dict[str, object]:
-        """Return what both lines have: who asked for it, through what, and the request as it may be written down."""
+        """Return the fields of both lines: caller, surface, and the request without secrets."""
         caller, fields = self.context.caller, redact_value(self.request)
         text = canonical(fields)
         return {

@@ -69,7 +69,7 @@ class CallerRates:
 
 @dataclass
 class OpenRequests:
-    """The requests that are being answered, by who sent them. An open stream is one, as is a file that nobody reads."""
+    """The requests being answered, by sender. An open stream counts as one, and so does an unread file."""
 
     most_of_one: int
     most_of_all: int

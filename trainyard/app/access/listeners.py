@@ -31,7 +31,7 @@ class SecondServer(uvicorn.Server):
 
 
 class BehindProxy:
-    """An ASGI app that believes one proxy, and answers beyond loopback to nobody else."""
+    """An ASGI app that trusts one proxy, and answers only it beyond loopback."""
 
     def __init__(self, app: ASGIApp, proxy: str) -> None:
         self.app, self.proxy = app, proxy

@@ -179,7 +179,7 @@ def require_adapter(trained: TrainedAdapter) -> None:
 
 
 def find_version_or_job(word: str, context: Context) -> AdapterVersion | TrainedAdapter:
-    """Return the version of the registry that a word names, else what the job of that name has trained.
+    """Return the version of the registry with this name, else the result of the job with this name.
 
     Raises the registry's error (`E-ADAPTER-NOT-FOUND`, `E-NAME`) where no job has the name either, and what
     `find_trained` raises.
@@ -193,7 +193,7 @@ def find_version_or_job(word: str, context: Context) -> AdapterVersion | Trained
 
 
 def find_named_job(word: str, context: Context, error: TrainyardError) -> TrainedAdapter:
-    """Return what the job of a name has trained. `error` is why no version of the registry has this name; raises it,
+    """Return the trained adapter of a job. `error` is why no version of the registry has this name; raises it,
     too.
     """
     try:

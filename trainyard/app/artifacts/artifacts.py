@@ -60,7 +60,7 @@ class ArtifactList(Response):
 
 
 class ArtifactPart(Response):
-    """A set of rows in a result: what is trained on, what is held out, what was dropped."""
+    """A set of rows in a result: training rows, held-out rows, or dropped rows."""
 
     name: str
     rows: int

@@ -38,7 +38,7 @@ class CutRow:
     index: int
     values: Values
     cut: list[str]
-    """Paths of what was cut, such as `messages.1.content`."""
+    """Paths of shortened texts, such as `messages.1.content`."""
 
 
 @dataclass

@@ -132,7 +132,7 @@ def schema_text(kind: NodeType) -> bytes:
 
 
 def expand(request: requests.ExpandInput, context: Context) -> ExpandedChain:
-    """Write a chain out. What is wrong with it is in `check`, and its nodes are there all the same.
+    """Write a chain out. Its problems are in `check`; its nodes are there anyway.
 
     Raises `Refused` for a text that is not YAML or JSON, `NotFound` (`E-PARAMETER`) for an unknown template or file.
     """

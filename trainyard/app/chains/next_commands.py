@@ -16,7 +16,7 @@ from trainyard.stores.artifacts import Reference
 
 DEFAULT_ROLE = "assistant"
 UNNAMED = "training-job"
-"""The chain of a job that nobody has named."""
+"""Name of a chain without one."""
 
 
 def next_commands(result: RunResult, folder: Path, known_as: str = "") -> tuple[str, ...]:

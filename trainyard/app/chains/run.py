@@ -89,7 +89,7 @@ def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]
 
 
 def confirm(shortages: Sequence[Reason], context: Context) -> bool:
-    """Ask the user of a terminal whether to train all the same; False where nobody can answer."""
+    """Ask the user of a terminal whether to train anyway; False without a terminal."""
     if context.surface != "cli" or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     for shortage in shortages:

@@ -169,7 +169,7 @@ def has_trainer(chain: StoredChain) -> bool:
 
 
 def update_chain(request: requests.UpdateChainInput, context: Context) -> ChainDetail:
-    """Store a new revision; what is as it was makes none.
+    """Store a new revision; an unchanged chain makes none.
 
     Raises `Conflict` (`E-CONFLICT`) with the differences where another revision than the edited one is the newest.
     """
@@ -252,7 +252,7 @@ def detail_of(chain: StoredChain, context: Context, check: FileCheck | None = No
     return ChainDetail(**dict(summary_of(chain)), body=chain.body, revisions=rows, check=check)
 
 
-# What is stored
+# Storage
 
 
 def check_chain_body(

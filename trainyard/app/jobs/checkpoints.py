@@ -19,8 +19,7 @@ from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.stores.live.job_index import Row
 from trainyard.stores.whole import MANIFEST, file_sha256
-from trainyard.train.checkpoint.checkpoints import checkpoints, find_damage
-from trainyard.train.checkpoint.retention import read_metric
+from trainyard.train.checkpoint.checkpoints import checkpoints, find_damage, read_metric
 
 
 class Checkpoint(Response):

@@ -19,7 +19,7 @@ from trainyard.app.chains.next_commands import next_commands
 from trainyard.app.chains.run import add_next_commands, run, start
 from trainyard.app.context import Context
 from trainyard.app.jobs.logs import is_gone
-from trainyard.app.jobs.remaining_time import TimeLeft, estimate_time_left
+from trainyard.app.jobs.nodes import TimeLeft, estimate_time_left
 from trainyard.app.live.jobs import add_labels, list_job_rows, note_change, refuse_steering
 from trainyard.app.live.trainings import curves_folder, find_trainings, read_new_steps
 from trainyard.app.live.waits import DeviceWait

@@ -29,8 +29,15 @@ from trainyard.app.services import is_own, locked_out_error, resolve_api_url, un
 from trainyard.app.training_logs import LAST_BYTES, StepLog, find_training_logs
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.compute.child import EVENTS_FILE
-from trainyard.compute.events import EventTail
-from trainyard.compute.tail import LineSpan, LineTail, find_last_end, read_last_span, read_spans, read_spans_before
+from trainyard.compute.events import (
+    EventTail,
+    LineSpan,
+    LineTail,
+    find_last_end,
+    read_last_span,
+    read_spans,
+    read_spans_before,
+)
 from trainyard.errors import NotFound
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.jobs import LogsInput

@@ -1,4 +1,4 @@
-"""Provenance of a run's results: its chain, what was read, the result of each node, and how it was trained.
+"""Provenance of a run's results: its chain, its data, the result of each node, and its training.
 
 Everything is read from what the run has left: its resolved chain, its events, the manifests of its results, and the
 `training.json` of what it trained. While a training is running its ledger is in its events.

@@ -1,1 +1,1 @@
-"""Answers from what the service keeps ready: jobs from the index, curves from their store, and streams of both."""
+"""Answers from the service's indexes: jobs, curves, and streams of both."""

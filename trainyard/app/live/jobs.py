@@ -164,7 +164,7 @@ def note_started(result: RunResult, context: Context) -> None:
 
 
 def note_change(row: Row, context: Context) -> Row:
-    """Write what Prefect has just said about a job into an index that is kept; return the row with its files' part."""
+    """Write Prefect's latest state of a job into the index, if there is one; return the row with its files' part."""
     seen, index = time.time(), open_index(context.settings)
     row = add_files(row, context.settings)
     if index.is_kept(seen):

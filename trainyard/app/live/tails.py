@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from trainyard.compute.tail import BLOCK_BYTES, LineSpan, find_last_end, read_spans
+from trainyard.compute.events import BLOCK_BYTES, LineSpan, find_last_end, read_spans
 
 LOOK_EVERY_S = 0.1
 KEPT_LINES = 2000
@@ -47,7 +47,7 @@ class FileTail:
     lines: deque[LineSpan] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
     def look(self) -> None:
-        """Read what is new, and wake those who wait for it."""
+        """Read the new bytes, and wake the waiting clients."""
         try:
             there = os.stat(self.path)
         except OSError:

@@ -56,7 +56,7 @@ def curves_folder(settings: Settings) -> Path:
 
 
 def read_new_steps(work: TrainingLogs, folder: Path) -> CurveStore:
-    """Return the curve of a trainer with every step that it has written by now; only what is new is read."""
+    """Return the curve of a trainer with every step so far; only new lines are read."""
     store, path = open_curve(curve_path(folder, work.folder, work.since)), work.folder / EVENTS_FILE
     while path.is_file():
         before, there = store.position(), path.stat()

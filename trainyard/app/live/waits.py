@@ -13,10 +13,10 @@ from trainyard.app.responses import Response
 from trainyard.app.run_records import read_chain
 from trainyard.backends.sessions.records import list_records, read_status
 from trainyard.compute.child import EVENTS_FILE
+from trainyard.compute.events import read_end
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import Holder, Wait, find_wait, holder, slot_lock
 from trainyard.compute.queue import DEVICE, LIMIT, TURN, Waiter, list_waiters
-from trainyard.compute.tail import read_end
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
@@ -54,7 +54,7 @@ class DeviceWait(Response):
     position: int
     """Its place in the queue: 1 is the next."""
     holder: DeviceHolder | None = None
-    """None where nobody here has it: a process of another home, or a device that is free this moment."""
+    """None for a process of another home, or a device that is free now."""
     text: str
     """All of it, in words."""
 

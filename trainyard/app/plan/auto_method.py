@@ -43,7 +43,7 @@ class Rung(Strict):
 
     method: Method
     knobs: str = ""
-    """What differs from what was requested, but for the method."""
+    """Differences from the requested settings, except the method."""
     needed_bytes: int | None = None
     """With a reserve of a tenth; None for one that was left out before."""
     fits: bool = False
@@ -72,7 +72,7 @@ class MethodDecision(Strict):
         return self.rungs[-1].method
 
     def lines(self) -> list[str]:
-        """Return the decision for people: what was chosen, and each rung down to it."""
+        """Return the decision as text: the chosen method, and each rung down to it."""
         sentence = f"method auto is {self.rungs[-1].line().partition(':')[0]} here"
         where = f"{self.memory_bytes / GIB:.2f} GiB of {self.device} ({self.memory_from})"
         return [
@@ -228,7 +228,7 @@ def require_base_shape(config: TrainerConfig, node: str, settings: Settings) -> 
 
 
 def check_memory(shape: ModelShape, config: TrainerConfig, budget: Budget, settings: Settings, knobs: str) -> Rung:
-    """Return whether a way of training fits, by its estimate and by what was measured."""
+    """Return whether a candidate fits, by its estimate and by measurements."""
     method, needs = config.method.type, bytes_with_reserve(estimate_memory(shape, config, budget.device))
     missing = needs - budget.memory_bytes
     if missing > 0:

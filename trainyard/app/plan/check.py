@@ -26,7 +26,7 @@ class FileCheck(Response):
     digest: str | None = None
     nodes: int = 0
     notes: tuple[str, ...] = ()
-    """What the machine that runs the chain decides, and how it would be decided here; settings that are allowed and
+    """Choices of the machine that runs the chain, and their values here; settings that are allowed and
     rarely intended."""
     reasons: tuple[JsonObject, ...] = ()
     """As `trainyard.errors.Reason`, with its line."""

@@ -77,7 +77,7 @@ def find_result(node: ResolvedNode, inputs: dict[Port, list[Reference]], setting
 
 
 def list_inputs(node: ResolvedNode, outputs: Mapping[str, Mapping[Port, Reference]]) -> dict[Port, list[Reference]]:
-    """Return the node's inputs out of what the nodes before it have made."""
+    """Return the node's inputs, chosen from the outputs of the nodes before it."""
     return {
         port: [outputs[source.node_id][source.port] for source in sources if source.port in outputs[source.node_id]]
         for port, sources in node.inputs.items()
@@ -98,7 +98,7 @@ def find_shapes(chain: ResolvedChain, settings: Settings) -> dict[str, ModelShap
 
 
 def find_timings(chain: ResolvedChain, settings: Settings, here: Device, slowdown: float = 1.0) -> dict[str, Timings]:
-    """Trainer's id -> what was measured for trainings like it; `slowdown` is that of the CPU now."""
+    """Trainer's id -> measurements of similar trainings; `slowdown` is that of the CPU now."""
     timings_by_trainer = {}
     for node, config in list_trainers(chain):
         device = here if config.device is Device.AUTO else config.device

@@ -20,8 +20,8 @@ from trainyard.backends.choices import MachineChoices, choices_digest, decide_ch
 from trainyard.backends.script.templates import template_digest
 from trainyard.data.functions import ENVIRONMENT, converter_digest
 from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.data.remote.fetching import read_pin
 from trainyard.data.remote.kinds import find_place
-from trainyard.data.remote.listing import read_pin
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import GeneratorKind, Port
@@ -35,13 +35,13 @@ from trainyard.stores.models import resolve_model
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "data_source": ("data",),
-    "ai_generator": ("data", "serve", "evals/selection"),
+    "ai_generator": ("data", "serve", "evals/selection.py", "evals/selection_program.py"),
     "validator": ("data",),
     "trainer": ("train", "backends", "data/renderers"),
     "evaluator": ("evals",),
     "deployer": ("serve",),
 }
-"""Node type -> folders of the library whose code makes its result."""
+"""Node type -> folders and modules of the library whose code makes its result."""
 
 SOURCES = (".py", ".jinja", ".json")
 PACKAGES: dict[str, tuple[str, ...]] = {
@@ -235,7 +235,8 @@ def code_digest(rooms: Iterable[str]) -> str:
     change more often than the version."""
     root = Path(trainyard.__file__).parent
     hasher = hashlib.sha256()
-    for room in rooms:
-        for path in sorted(path for path in (root / room).rglob("*") if path.suffix in SOURCES):
+    for room in map(root.joinpath, rooms):
+        files = [room] if room.suffix else room.rglob("*")
+        for path in sorted(path for path in files if path.suffix in SOURCES):
             hasher.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return hasher.hexdigest()

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainyard.app.checkout import checkout
 from trainyard.errors import InvalidInput, NotFound, Refused
+from trainyard.locations import checkout
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.chain import ChainSpec
@@ -29,7 +29,7 @@ PRESETS = "deployments/presets"
 
 
 class ChainRequest(BaseModel):
-    """What a user asked for: the chain, and the deployment with the parameters that carry it out."""
+    """A parsed request: the chain, and the deployment with the parameters that run it."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -75,7 +75,7 @@ def refuse_or_wait(
 
 
 class CheckedChain(NamedTuple):
-    """What keeps a chain from running, and what was read of it."""
+    """Reasons against a chain, and the samples of its data."""
 
     reasons: list[Reason]
     shortages: list[Reason]
@@ -102,7 +102,7 @@ def check_chain(
     *,
     read_data: bool = True,
 ) -> CheckedChain:
-    """Return every reason, and what was read of each node; `outputs` are results that are finished already."""
+    """Return every reason, and the sample of each node; `outputs` are finished results."""
     tenant_settings = settings.for_tenant(chain.tenant)
     reasons = [*check_space(tenant_settings), *run_reasons(chain, read_machine_facts(chain, tenant_settings))]
     for ask in CHAIN_CHECKS:

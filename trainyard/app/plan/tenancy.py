@@ -32,7 +32,7 @@ def keep_to_tenant(request: ChainRequest, caller: Caller) -> ChainRequest:
 
 
 def list_named_tenants(request: ChainRequest) -> Iterator[str]:
-    """Yield the tenants that are written in what was asked for; a default is not written."""
+    """Yield the tenants that the request names; a default is not named."""
     name = request.deployment.partition("/")[0]
     if name == JOB:
         yield from list_written_tenants(request.parameters["job"])

@@ -1,19 +1,26 @@
-"""Sessions: created, listed, shown, closed and resumed. An open one is asked itself, any other's files say what it is.
+"""Sessions: checked, created, listed, shown, closed and resumed.
 
-Prefect starts the process; what a session is doing is in its folder (`backends/sessions/records.py`).
+Every reason against a new session is reported at once, before Prefect starts its process. The state of a session is in
+its folder (`backends/sessions/records.py`); an open one is asked itself.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 
-from trainyard.app.context import Context, make_run_key
+from pydantic import ValidationError
+
+from trainyard.app.context import Caller, Context, make_run_key
+from trainyard.app.plan.locate import locate_model
+from trainyard.app.plan.machine import read_machine_facts
 from trainyard.app.plan.parse import deep_merge
+from trainyard.app.plan.refusals import check_inputs, check_space
 from trainyard.app.responses import Response
 from trainyard.app.runs import connect_runs
-from trainyard.app.sessions.accept import accept_session
-from trainyard.app.sessions.call import ask_session, ask_status, require_session
+from trainyard.app.sessions.calls import ask_session, ask_status, require_session
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.sessions.records import (
     SessionRecord,
@@ -28,15 +35,95 @@ from trainyard.backends.sessions.records import (
     write_record,
     write_status,
 )
-from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError, Unavailable
+from trainyard.errors import Conflict, Denied, InvalidInput, NotFound, Reason, Refused, TrainyardError, Unavailable
 from trainyard.operations import sessions as requests
 from trainyard.settings import Settings
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
+from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
+from trainyard.spec.compat.table import run_reasons, session_reasons
+from trainyard.spec.graph import check
+from trainyard.spec.job import SessionSpec, resolve_session, trainer_of_session
 from trainyard.spec.load.files import load_value
+from trainyard.spec.load.parse import build_reasons, validate
+from trainyard.spec.nodes import TrainerNode
 from trainyard.spec.states import JobState
+from trainyard.spec.training import TrainerConfig
 from trainyard.stores.live.job_ids import TENANT_TAG, TRACE_TAG
 from trainyard.train.checkpoint.checkpoints import newest_valid
+
+TRAINER = "trainer"
+WITHOUT_ROWS = "R-PORT"
+"""A chain's trainer needs a node that gives it rows; a session gets them with its calls."""
+DATA_KEYS = ("dataset", "data", "path")
+
+
+def accept_session(
+    settings_given: Mapping[str, object], settings: Settings, caller: Caller, trace: str = ""
+) -> SessionRecord:
+    """Return the record of a new session. Raises `Refused` with every reason, `Denied` (`E-SCOPE`) for another
+    tenant.
+    """
+    spec = keep_own_tenant(read_spec(settings_given), settings_given, caller)
+    config = trainer_of_session(spec)
+    resolved = resolve_session(locate_base(config, settings), settings.default_base_model)
+    reasons = list_reasons(spec, config, resolved, settings)
+    if reasons:
+        raise Refused(reasons, what=f"The session was refused for {len(reasons)} reason{'s'[: len(reasons) > 1]}.")
+    return SessionRecord(
+        id=new_session_id(), name=spec.name, tenant=spec.tenant, created=time.time(), config=resolved,
+        idle_s=spec.idle_s, autosave_s=spec.autosave_s, budget_s=spec.budget_s, trace=trace,
+    )  # fmt: skip
+
+
+def read_spec(fields: Mapping[str, object]) -> SessionSpec:
+    """Raises `Refused` for keys and values that no session has."""
+    if named := [key for key in DATA_KEYS if key in fields]:
+        because = "A session has no data set: its rows come with each call of forward."
+        raise Refused([Reason("R-SOURCE", None, named[0], because, f"Remove {named[0]}, or start a job with it.")])
+    try:
+        return validate(SessionSpec, dict(fields))
+    except ValidationError as error:
+        raise Refused(build_reasons(error, SessionSpec)) from error
+
+
+def keep_own_tenant(spec: SessionSpec, fields: Mapping[str, object], caller: Caller) -> SessionSpec:
+    """Return the session as the caller's tenant's. Raises `Denied` (`E-SCOPE`) where it names another one."""
+    if not caller.tenant:
+        return spec
+    if "tenant" in fields and spec.tenant != caller.tenant:
+        raise Denied(
+            f"The token of {caller.name} is for the tenant {caller.tenant}, and this is for {spec.tenant}.",
+            do="Leave the tenant out, or use a token that is for it.", code="E-SCOPE",
+        )  # fmt: skip
+    return spec.model_copy(update={"tenant": caller.tenant})
+
+
+def locate_base(config: TrainerConfig, settings: Settings) -> TrainerConfig:
+    """Return the config with the whole path of its base: a worker has another working folder than its caller."""
+    if config.base_model is None:
+        return config
+    return config.model_copy(update={"base_model": locate_model(config.base_model, settings)})
+
+
+def list_reasons(spec: SessionSpec, config: TrainerConfig, resolved: TrainerConfig, settings: Settings) -> list[Reason]:
+    """Return the reasons of the rows of a trainer, of a session, and of this machine."""
+    chain = ChainSpec(name=spec.name, tenant=spec.tenant, nodes=(TrainerNode(type=TRAINER, config=config),))
+    reasons = [reason for reason in check(chain) if reason.code != WITHOUT_ROWS]
+    reasons += session_reasons(build_chain(spec, config))
+    if not reasons:
+        whole = build_chain(spec, resolved)
+        reasons = run_reasons(whole, read_machine_facts(whole, settings))
+        reasons += [] if reasons else check_inputs(whole, settings)
+        reasons += check_space(settings)
+    return [replace(reason, node=None, field=reason.field.removeprefix("config.")) for reason in reasons]
+
+
+def build_chain(spec: SessionSpec, config: TrainerConfig) -> ResolvedChain:
+    """Return a trainer alone, as the rows look at it."""
+    node = ResolvedNode(id=TRAINER, type=TRAINER, config=config)
+    return ResolvedChain(name=spec.name, tenant=spec.tenant, nodes=(node,), order=(TRAINER,), digest="")
+
 
 DEPLOYMENT, SESSION_TAG = "session/worker", "session"
 OPEN_WAIT_S, OPEN_POLL_S = 600.0, 0.2
@@ -180,7 +267,7 @@ def resume_session(request: requests.ResumeSessionInput, context: Context) -> Se
 
 
 def start(record: SessionRecord, context: Context, saved: int | None = None, key: str = "") -> None:
-    """Create the flow run of a session, and note that nobody has taken it, and after which operation it continues.
+    """Create the flow run of a session, and note that no worker has taken it, and its operation to continue after.
 
     A second call with the same `key` creates no other run.
     """
@@ -251,7 +338,7 @@ def build_body(request: requests.CreateSessionInput) -> dict[str, object]:
     return deep_merge(value, request.parameters)
 
 
-# What is shown
+# Responses
 
 
 def describe_session(record: SessionRecord, settings: Settings, *, ask_server: bool = False) -> SessionInfo:

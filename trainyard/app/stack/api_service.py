@@ -1,19 +1,25 @@
-"""The API as a service of one machine: started by `trainyard up` next to the Prefect server."""
+"""The API as a service of one machine, which `trainyard up` starts; and the link to its dashboard."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from trainyard.app import services as stack
+from trainyard.app.context import Context
 from trainyard.app.exposure import Exposure, read_exposure
+from trainyard.app.responses import Response
 from trainyard.compute.services import HOST, Service, free_port
-from trainyard.errors import Conflict, LimitExceeded
+from trainyard.errors import Conflict, LimitExceeded, Unavailable
+from trainyard.operations.base import Nothing
 from trainyard.settings import Settings
+from trainyard.stores.auth_string import read_auth
 from trainyard.stores.files import DISK, make_folders
+from trainyard.stores.secret_files import CODE_S, LoginFile, id_of_string
 from trainyard.stores.whole import write_whole
 
 NAME = "api"
@@ -93,3 +99,31 @@ def find_listener(port: int) -> str:
         return f"{process.name()} (pid {process.pid}{f', home {home}' if home else ''})"
     except (psutil.Error, OSError):  # another user's
         return "another process"
+
+
+class DashboardLink(Response):
+    """Login link of the dashboard; the first browser to open it is logged in as the owner of this home."""
+
+    url: str
+    expires: float
+    """Seconds of the epoch."""
+
+
+def show_dashboard(_request: Nothing, context: Context) -> DashboardLink:
+    """Make a link. Raises `Unavailable` (`E-SERVER-UNREACHABLE`) while the REST service is not running."""
+    service = stack.running(context.settings, "api")
+    if service is None:
+        raise Unavailable(
+            "The dashboard is not running.", why=f"No REST service of {context.settings.home} is.",
+            do="Start it by `trainyard up`.", code="E-SERVER-UNREACHABLE",
+        )  # fmt: skip
+    return DashboardLink(url=link_to(service.url, context.settings), expires=time.time() + CODE_S)
+
+
+def link_to(service_url: str, settings: Settings) -> str:
+    """Return the page of a service with a new code. It is behind the #, which browsers keep out of requests and
+    logs.
+    """
+    return (
+        f"{service_url}/dashboard#login={LoginFile(settings.home).offer_code(id_of_string(read_auth(settings) or ''))}"
+    )

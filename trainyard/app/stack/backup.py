@@ -305,7 +305,7 @@ def add_files(writer: Archive, home: Path, *, models: bool, say: Callable[[str],
 
 
 def list_files(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
-    """Yield every file and every empty folder below a folder of the home, without what is being made or removed."""
+    """Yield every file and every empty folder below a folder of the home, without unfinished ones."""
     for parent, folders, names in os.walk(folder):
         linked = [name for name in folders if Path(parent, name).is_symlink()]
         for name in linked:

@@ -16,14 +16,14 @@ from pathlib import Path
 import httpx
 
 from trainyard.app.chains.run import run
-from trainyard.app.checkout import checkout
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.app.run_records import RunResult
-from trainyard.app.stack.dashboard import link_to
+from trainyard.app.stack.api_service import link_to
 from trainyard.app.stack.stack import up
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
+from trainyard.locations import checkout
 from trainyard.operations.base import Nothing
 from trainyard.operations.chains import RunInput
 from trainyard.operations.stack import UpInput

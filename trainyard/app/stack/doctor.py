@@ -1,4 +1,4 @@
-"""Check what is installed and what is missing, with what to do about it. Imports neither Prefect nor torch."""
+"""Check versions, services, models and devices, and suggest fixes. Imports neither Prefect nor torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainyard.cancellation import iterate_until_departure
 from trainyard.compute.gpus import MIB, GpuReadings, list_devices, physical_cores, read_amd_memory, read_gpus
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path
 from trainyard.errors import TrainyardError
-from trainyard.home import default_home
+from trainyard.locations import default_home
 from trainyard.operations.base import Nothing
 from trainyard.sandbox.service import Confinement, find_confinement
 from trainyard.serve.targets import local

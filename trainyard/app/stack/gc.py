@@ -105,7 +105,7 @@ class Collected(Response):
 
 
 def collect(request: GcInput, context: Context) -> Collected:
-    """Find what is not needed, and remove it. Raises `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`)."""
+    """Find unused files, and remove them. Raises `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`)."""
     collection = Collection(context.settings, request.days)
     items = tuple(collection.look())
     staying = tuple(path.name for path in collection.old_open_runs)
@@ -134,10 +134,10 @@ class Collection:
 
     @property
     def before(self) -> float:
-        """Return seconds of the epoch: what was used after that stays."""
+        """Return the cutoff in seconds of the epoch: files that were used later stay."""
         return self.now - self.days * DAY_S
 
-    # What is found
+    # Candidates
 
     def look(self) -> Iterator[Leftover]:
         """Yield everything that is not needed, in the order of its removal."""
@@ -267,7 +267,7 @@ class Collection:
         used = list_used_paths() if old else []
         return sorted(path for path in old if not any(str(path) in text for text in used))
 
-    # What is removed
+    # Removal
 
     def remove(self, leftover: Leftover) -> bool:
         """Remove it; False if it is in use again, or gone."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.compute.tail import LineTail
+from trainyard.compute.events import LineTail
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.operations.backends import ProveInput

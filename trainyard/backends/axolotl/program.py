@@ -28,9 +28,9 @@ from trainyard.backends.external.runner import ExternalRun, ExternalTool, finish
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.rows import TOKENS_FILE
 from trainyard.compute.child import LOG_FILE, Events
+from trainyard.compute.events import LineTail
 from trainyard.compute.gpus import read_gpus
 from trainyard.compute.supervise import last_log_line
-from trainyard.compute.tail import LineTail
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.backends import BackendName

@@ -1,4 +1,4 @@
-"""Text without what is on a page only for its reader's eye: anchors, footnote marks, speaker labels, references.
+"""Text without a page's visual marks: anchors, footnote marks, speaker labels, references.
 
 Code spans (between backticks) are left as they are.
 """

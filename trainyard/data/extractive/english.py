@@ -21,12 +21,13 @@ from trainyard.data.extractive.english_words import (
     TO_DO_VERBS,
     UNITS,
     Ask,
+    Front,
     content_words,
     hangs,
     personal,
     pointing,
+    read_front,
 )
-from trainyard.data.extractive.fronts import Front, read_front
 from trainyard.data.extractive.grammar import word_set
 from trainyard.data.extractive.phrases import FINITE, NOUNS, read
 from trainyard.data.extractive.predicates import ask_predicate

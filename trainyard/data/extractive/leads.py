@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from trainyard.data.extractive import clauses, english_words, fronts, german, sentences
+from trainyard.data.extractive import clauses, english_words, german, sentences
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import word_set
 from trainyard.data.language import GERMAN
@@ -29,7 +29,7 @@ def ask_english_lead(text: str, vocabulary: Collection[str]) -> Ask | None:
     match = re.fullmatch(r"(?:In order to|To) (?P<goal>.*?),? you (?:should|can|must|need to|have to|may)", text)
     if match:
         return Ask("purpose", match["goal"])
-    text = fronts.without_adverbs(text)
+    text = english_words.without_adverbs(text)
     if ask := ask_predicate(text, vocabulary):
         return ask
     clause = clauses.parse_clause(text, vocabulary)

@@ -160,7 +160,7 @@ def choose_topics(
 
 
 def says_what(phrase: NounPhrase, language: str) -> bool:
-    """Whether a phrase says alone what is meant."""
+    """Return whether a phrase is clear alone."""
     text = phrase.text
     if language == ENGLISH and re.match(r"your " if phrase.part == SUBJECT else r"(?:an?|your) ", text):
         return False

@@ -56,7 +56,7 @@ UNSPECIFIC = re.compile(
     r"more|such|certain|various)\b",
     re.I,
 )
-"""How a subject begins that does not say what is meant."""
+"""Beginnings of an unclear subject."""
 LONGEST_SUBJECT, LONGEST_OBJECT = 7, 7
 LEAST_PREDICATE = 3
 """Words that say something, behind the verb of a question for the subject."""

@@ -1,4 +1,4 @@
-"""Prompts without answers: completions are drawn for them, and rewards compare these with what the row says."""
+"""Prompts without answers: completions are sampled for them, and rewards compare these with the row's answer."""
 
 from __future__ import annotations
 

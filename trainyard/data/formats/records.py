@@ -19,7 +19,7 @@ def is_empty(value: object) -> bool:
 class Record(dict[str, Any]):
     """A row, or an object inside of it. `record[key]` and `record.get(key)` read a key; `in` and `look` do not.
 
-    A parser reads what it uses and nothing else: what is not empty and was not read counts as ignored.
+    A parser reads only the keys that it uses: every other key with a value counts as ignored.
     """
 
     __slots__ = ("parts", "read", "where")

@@ -116,7 +116,7 @@ def select_best(scores: Scored) -> int:
 
 
 def keep_best(folder: Path, port: Port, scores: Iterator[Scored]) -> dict[str, object]:
-    """Rewrite the rows of a folder with the best answer to each question; returns what was chosen, in numbers."""
+    """Rewrite the rows of a folder with the best answer to each question; returns counts of the selection."""
     best_answers: dict[str, str] = {}
     first_scores: list[float] = []
     best_scores: list[float] = []

@@ -170,7 +170,7 @@ def count_wordings(config: AiGeneratorConfig) -> int:
 
 
 def with_heldout(config: AiGeneratorConfig, documents: int) -> AiGeneratorConfig:
-    """Return the config with all rows that are to be written as its `count`: those to train on, and what is held out.
+    """Return the config with all rows to write as its `count`: training rows and held-out rows.
 
     `documents` is how many can give rows.
     """

@@ -82,7 +82,7 @@ MOST_COLUMNS, MOST_NAME_CHARS, EXAMPLE_CHARS = 200, 200, 120
 
 @singledispatch
 def run_request(request: object, report: Report) -> requests.Result:
-    """Do what was asked. Raises what reading raises; the limits of this process are set by the caller."""
+    """Execute a request. Raises errors of reading; the limits of this process are set by the caller."""
     raise TypeError(f"no reading process knows {type(request).__name__}")
 
 

@@ -49,7 +49,7 @@ def carry_out_limited(payload: bytes, out: int) -> None:
         send(out, answer_to(request, out))
         code = 0
     except BrokenPipeError:
-        code = 0  # nobody is left who could read the answer
+        code = 0  # no process is left that could read the answer
     except BaseException:
         traceback.print_exc()
     finally:

@@ -1,7 +1,7 @@
 """The checks between raw rows and training rows: one module a family, every step with the same signature.
 
-    blocks            one Arrow batch and the texts the steps look at; the ledger of what was dropped and why
-    sieve             what the steps remember from row to row
+    blocks            one Arrow batch and the texts that the steps read; the ledger of dropped rows and reasons
+    sieve             state of the steps from row to row
     words             texts as arrays of word hashes: the common ground of near-duplicates, grounding, decontamination
     sensitive         personal data and secrets: counted, masked or quarantined
     detectors, phones where they occur in a text

@@ -37,7 +37,7 @@ class RowSchema(LineChild):
     """A JSON Schema in its child."""
 
     def __init__(self, schema: Mapping[str, object], *, cpu_s: float = ROW_CPU_S) -> None:
-        """Start the child. Raises `InvalidInput` (`E-DATA-FORMAT`) for what is not a schema or does not end."""
+        """Start the child. Raises `InvalidInput` (`E-DATA-FORMAT`) for an invalid schema, or one that does not end."""
         super().__init__("trainyard.data.schema_child", ChildLimits(cpu_s, MEMORY_BYTES))
         self.schema, self.cpu_s, self.breaches = schema, cpu_s, 0
         self.open_schema()

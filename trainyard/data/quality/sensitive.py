@@ -67,7 +67,7 @@ def compile_rules(config: SensitiveRules) -> Rules:
 
 
 def check_sensitive(block: Block, sieve: RowFilter) -> Block:
-    """Count what is found, mask it, or drop its rows as `sensitive_<kind>`, as the config says of each kind."""
+    """Count matches, mask them, or drop their rows as `sensitive_<kind>`, by the config of each kind."""
     rules = compile_rules(sieve.config.sensitive)
     if not rules.detectors or not len(block):
         return block

@@ -1,4 +1,4 @@
-"""State of a validator over one set: its rules and what the steps remember from row to row."""
+"""State of a validator over one set: its rules, and the values that its steps keep from row to row."""
 
 from __future__ import annotations
 

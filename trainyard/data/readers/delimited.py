@@ -151,7 +151,10 @@ def split(line: str, delimiter: str) -> tuple[str, ...]:
 
 
 def name_columns(header: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Column names without the spaces around them; a name of a format is read in any case. And what was changed."""
+    """Column names without the spaces around them; a name of a format is read in any case.
+
+    Also returns the changed names.
+    """
     names = [name.strip() for name in header]
     folded = [name.casefold() if name.casefold() in COLUMN_NAMES else name for name in names]
     columns = [new if folded.count(new) == 1 else name for name, new in zip(names, folded, strict=True)]

@@ -90,7 +90,7 @@ class ValueStream:
         self._at = end
 
     def _refill(self) -> bool:
-        """Drop what was read and add the next block; False at the end of the file."""
+        """Drop the parsed bytes and add the next block; False at the end of the file."""
         block = next(self._blocks, None)
         if block is None:
             return False

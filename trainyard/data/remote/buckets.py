@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainyard.data.remote.fetching import FetchJob, LocalSet, fetch_folder
-from trainyard.data.remote.listing import Pin, RemoteFile
+from trainyard.data.remote.fetching import FetchJob, LocalSet, Pin, RemoteFile, fetch_folder
 from trainyard.errors import (
     Conflict,
     InvalidInput,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.data.paths import ROW_SUFFIXES, find_suffix
-from trainyard.data.remote.fetching import FetchJob, LocalSet, fetch_in_order
-from trainyard.data.remote.listing import Pin, RemoteFile
+from trainyard.data.remote.fetching import FetchJob, LocalSet, Pin, RemoteFile, fetch_in_order
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable, first_line
 from trainyard.loading import load_object
 from trainyard.settings import Settings

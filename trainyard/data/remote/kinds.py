@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from trainyard.data.remote import buckets, databases, hub
-from trainyard.data.remote.fetching import FetchJob, LocalSet
-from trainyard.data.remote.listing import RemotePlace, pin_place, read_pin
+from trainyard.data.remote.fetching import FetchJob, LocalSet, RemotePlace, pin_place, read_pin
 from trainyard.settings import Settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 
@@ -60,7 +59,7 @@ def find_place(source: SourceSet) -> RemotePlace | None:
 def pin_sources(
     config: DataSourceConfig, settings: Settings, *, run: str, refresh: bool, say: Callable[[str], None]
 ) -> None:
-    """Pin every set of a data source that can be pinned, and report what is new. Raises what `pin_place` raises."""
+    """Pin every set of a data source that can be pinned, and report changes. Raises the errors of `pin_place`."""
     for remote in (find_place(source) for _, _, source in config.named_sets()):
         if remote is not None:
             before = read_pin(remote, settings)

@@ -1,4 +1,4 @@
-"""Renderers: a conversation as token ids, with what is learned marked, and back from ids to a message.
+"""Renderers: a conversation as token ids with a loss mask, and back from ids to a message.
 
 `RENDERERS` is the table; this package imports neither torch nor transformers, so that a name can be checked at once.
 `rendering.Renderer` joins a row with a tokenizer. `choice.choose` turns the setting `template` into a template.

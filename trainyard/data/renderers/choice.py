@@ -35,7 +35,7 @@ class ChosenTemplate:
     spec: RendererSpec
     text: str
     note: str = ""
-    """What a user should know about it; empty if it is what was requested."""
+    """Note for the user; empty if the template is the requested one."""
 
     @property
     def sha256(self) -> str:

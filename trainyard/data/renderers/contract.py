@@ -74,7 +74,7 @@ class Rendered:
 
     ids: list[int]
     weights: list[float]
-    """1 on what the assistant says, up to and including its stop token; 0 elsewhere."""
+    """1 on the assistant's text, up to and including its stop token; 0 elsewhere."""
     message_index: list[int]
     """Index of the message that a token belongs to; the number of messages for a generation prompt."""
 

@@ -1,4 +1,4 @@
-"""A renderer: a tokenizer, a template, and what is known about the two together.
+"""A renderer: a tokenizer, a template, and the facts about the two together.
 
 The template is run, never imitated, so the ids are those of `apply_chat_template` (a parity test compares them on every
 template that is known). What this adds: where the assistant's turns begin and end, which message a token belongs to,
@@ -93,7 +93,7 @@ class Renderer(TemplateText):
     ) -> Rendered:
         """Return the conversation as `apply_chat_template` tokenises it, with weights and message indices.
 
-        A token that reaches into an assistant's turn counts as learned. Raises what the template raises.
+        A token that reaches into an assistant's turn counts as learned. Raises errors of the template.
         """
         text = self.text(turns, tools, ask=add_generation_prompt)
         learned = self.learned(turns, tools, text)
@@ -331,7 +331,7 @@ class Renderer(TemplateText):
         return [*prompt, *completion, *ids]
 
     def tail(self, turns: list[Turn], before: list[Turn]) -> str | None:
-        """What the template writes after an answer when `turns` follow it; None if that depends on the answer."""
+        """Return the template's text after an answer when `turns` follow it; None if that depends on the answer."""
         answers: list[Turn] = [{**ANSWERED, "content": text} for text in ("kiwi", "plum")]
         if turns[0]["role"] == "tool":
             answers = [{"role": "assistant", "content": "", "tool_calls": [call(name)]} for name in ("kiwi", "plum")]

@@ -1,4 +1,4 @@
-"""The text of a template and the boundaries in it: of messages, of what the assistant says, of its stop tokens.
+"""The text of a template and the boundaries in it: of messages, of the assistant's text, of its stop tokens.
 
 Borders are found by rendering: a conversation cut short, or asked for the next answer, begins like the whole one up to
 the border. A border never lies inside a control token.
@@ -55,7 +55,7 @@ class Control:
         special = {token.content for token in added if token.special}
         written = {token.content for token in added if token.content in template}
         self.anyone = pattern(special | written)
-        """What nobody but the template may write: special tokens, and added tokens that the template uses."""
+        """Tokens that only the template may write: special tokens, and added tokens that the template uses."""
         self.special = pattern(special)
         """Further texts that the assistant may not write."""
         self.longest = max(map(len, special | written), default=0)
@@ -166,7 +166,7 @@ class TemplateText:
             turns = [with_arguments(turn, as_text=self.wants_argument_text) for turn in sort_results(turns)]
         return to_blocks(turns) if self.wants_blocks else turns
 
-    # What is known about the template
+    # Facts of the template
 
     @cached_property
     def wants_blocks(self) -> bool:
@@ -221,7 +221,7 @@ class TemplateText:
 
     @cached_property
     def lead(self) -> str:
-        """What the template writes between a generation prompt and the answer: a space, an empty block for thoughts."""
+        """Text of the template between a generation prompt and the answer: a space, an empty block for thoughts."""
         try:
             prompt, whole = self.text([ASKED], ask=True), self.text([ASKED, ANSWERED])
         except REFUSALS:

@@ -64,7 +64,7 @@ PROBE, QUESTION = "a", "melon"
 def choose_for_tokenizer(
     tokenizer: PreTrainedTokenizerBase, name: str = AUTO, *, roots: Sequence[Path] = ()
 ) -> ChosenTemplate:
-    """Return the template for `name` (see `choose_template`), which begins with what the tokenizer puts first.
+    """Return the template for `name` (see `choose_template`), which begins with the tokenizer's first token.
 
     Raises as `choose_template`, and `TemplateLimit` (`E-CHAT-TEMPLATE`) for a file that cannot be rendered.
     """

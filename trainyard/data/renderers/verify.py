@@ -231,7 +231,7 @@ class Verified:
     sha256: str
     stops: tuple[str, ...]
     extension: bool
-    """Whether each prompt begins with the prompt before it and what the model said, in every kind of conversation."""
+    """Return whether each prompt begins with the prompt before it and the model's reply, in every conversation."""
     kinds: dict[str, str]
     """Kind of conversation -> yes, or which relation fails, or - where the template does not take it."""
     problem: str = ""

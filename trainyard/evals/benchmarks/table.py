@@ -1,15 +1,71 @@
-"""The rows of the benchmarks, by name."""
+"""The rows of the benchmarks, by name, and the tasks of the lm-evaluation-harness (`lm_eval:arc_easy`).
+
+The harness (extra `trainyard[eval]`) loads a task's data itself, perhaps by download, and runs on the model that is
+already in memory; its per-sample values are taken, so that the comparison stays paired. Source: EleutherAI,
+lm-evaluation-harness 0.4.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
-from trainyard.errors import NotFound, Unavailable
-from trainyard.evals.benchmarks import generated, harness, likelihood, preference
-from trainyard.evals.cases import Case, Value
+from trainyard.errors import InvalidInput, NotFound, Unavailable
+from trainyard.evals.benchmarks import generated, likelihood, preference
+from trainyard.evals.cases import Case, ScoredModel, Value
+from trainyard.json_types import JsonMapping
+
+METRICS = ("acc_norm", "acc", "exact_match", "f1")
+"""Per-sample metrics that are better when higher, in order of preference."""
+
+
+class HarnessModel(ScoredModel, Protocol):
+    """A scored model that also lends its network and tokenizer."""
+
+    tokenizer: Any
+
+    def network(self) -> AbstractContextManager[Any]: ...
+
+
+def task(name: str) -> Callable[[Any, Sequence[Case]], list[Value]]:
+    """Return a benchmark's score function for one task of the harness."""
+
+    def score(model: HarnessModel, cases: Sequence[Case]) -> list[Value]:
+        evaluate, wrapper = load()
+        with model.network() as network:
+            results = evaluate(
+                model=wrapper(pretrained=network, tokenizer=model.tokenizer),
+                tasks=[name],
+                limit=len(cases) or None,
+                log_samples=True,
+                bootstrap_iters=0,
+            )
+        return sample_values(name, results["samples"][name])
+
+    return score
+
+
+def load() -> tuple[Any, Any]:
+    """Return the harness's entry point and its wrapper for transformers models."""
+    return import_module("lm_eval").simple_evaluate, import_module("lm_eval.models.huggingface").HFLM
+
+
+def sample_values(name: str, samples: Sequence[JsonMapping]) -> list[Value]:
+    """Return one value per sample, in the task's own order, of the first metric that we can pair."""
+    metric = next((metric for metric in METRICS if samples and metric in samples[0]), None)
+    if metric is None:
+        raise InvalidInput(
+            f"The task {name!r} has no per-sample metric that can be paired.",
+            why=f"Known ones are {', '.join(METRICS)}.",
+            do="Choose another task.",
+            code="E-BENCHMARK",
+        )
+    return [float(sample[metric]) for sample in sorted(samples, key=lambda sample: int(sample["doc_id"]))]
+
 
 Score = Callable[[Any, Sequence[Case]], list[Value]]
 """Of a `ScoredModel`; `reward_accuracy` and `mean_reward` of a `RewardScorer`."""
@@ -70,7 +126,7 @@ def benchmark(name: str) -> Benchmark:
                 do=INSTALL_LM_EVAL,
                 code="R-PACKAGE-MISSING",
             )
-        return Benchmark(harness.task(name.removeprefix(LM_EVAL_PREFIX)), "the task's own metric", True, "", 0.0)
+        return Benchmark(task(name.removeprefix(LM_EVAL_PREFIX)), "the task's own metric", True, "", 0.0)
     raise NotFound(
         f"There is no benchmark {name!r}.",
         why=f"The table has {', '.join(sorted(BENCHMARKS))}, and lm_eval:<task>.",

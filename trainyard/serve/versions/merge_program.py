@@ -13,7 +13,7 @@ import torch
 from trainyard.compute.child import SPEC_FILE, Events
 from trainyard.serve.conversion.merged import MERGED_FILE
 from trainyard.stores.whole import write_json_durably
-from trainyard.train.methods.merging import merge
+from trainyard.train.methods.composition import merge
 
 
 def main(folder: Path, _events: Events) -> None:

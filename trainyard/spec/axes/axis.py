@@ -28,7 +28,7 @@ class Strict(BaseModel):
 
 @dataclass(frozen=True)
 class Facts:
-    """A row: the word of a value, and what is true of it."""
+    """A row: the name of a value, and its facts."""
 
     word: str
 

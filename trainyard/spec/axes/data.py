@@ -74,7 +74,7 @@ COLUMN_FIELDS: dict[str, tuple[Port, ...]] = {
 }
 """Field of a row that a column may be mapped to -> what its rows may be; empty for a field that a row may lack."""
 DECIDING_FIELDS = ("chosen", "label", "completion", "messages", "text", "prompt")
-"""The first of these that is mapped says what the rows are."""
+"""The first mapped column of these decides the kind of the rows."""
 
 
 class GeneratorKind(StrEnum):

@@ -59,7 +59,7 @@ class LatentSettings(Variant):
         return False
 
     def stage_at(self, epoch: int) -> int:
-        """Return what the form of the rows of an epoch is known by; the same where they do not change."""
+        """Return an identifier of the form of an epoch's rows; equal where the rows do not change."""
         return 0
 
     def begins_again(self, epoch: int) -> bool:
@@ -187,7 +187,7 @@ class DsaSettings(LatentSettings):
 
     granularity: AnyGranularity = Field(
         default_factory=lambda: GRANULARITY_SETTINGS[Granularity.TOKEN](type=Granularity.TOKEN),
-        description="What is chosen: tokens (DeepSeek sparse attention) or heads.",
+        description="Unit of the selection: tokens (DeepSeek sparse attention) or heads.",
     )
 
     @property

@@ -47,7 +47,7 @@ class AdapterSettings(MethodSettings):
     projections. `nightly`: rank 16, alpha 32, dropout 0, the seven projections.
     """
 
-    profile: Literal["platform", "classic", "nightly"] = Field("platform", description="Fills what is left out.")
+    profile: Literal["platform", "classic", "nightly"] = Field("platform", description="Fills missing fields.")
     dropout: float | None = Field(None, ge=0, lt=1, description="Of the inputs of the adapter.")
     target_modules: Literal["all-linear", "attention-only"] | tuple[str, ...] | None = Field(
         None, description="Layers that get an adapter: a word, or names of modules."

@@ -162,7 +162,7 @@ class EnvironmentSettings(Strict):
 class RolloutSettings(Strict):
     """Sampler of the completions: the engine that trains, or a vLLM server next to it on the same device."""
 
-    engine: Literal["native", "vllm"] = Field("native", description="Who draws.")
+    engine: Literal["native", "vllm"] = Field("native", description="Engine that samples.")
     memory: float | None = omit_default(
         None, gt=0.1, lt=0.95, description="Share of the device's memory that vLLM takes while it draws; default 0.4."
     )

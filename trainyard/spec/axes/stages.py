@@ -137,7 +137,7 @@ class SftSettings(StageSettings):
     """Supervised fine-tuning: which turns are learned, and how their tokens count."""
 
     average: Literal["token", "row"] = omit_default(
-        "token", description="What the loss of a step is a mean over: its tokens, or the means of its rows."
+        "token", description="Unit of the mean loss of a step: its tokens, or the means of its rows."
     )
     turns: Literal["all", "last"] = omit_default("all", description="Turns of the assistant that are learned.")
     neftune_alpha: float | None = omit_default(
@@ -203,9 +203,9 @@ class DrawnSettings(StageSettings):
     """A stage that learns from the rewards of what it draws."""
 
     environment: EnvironmentSettings | None = omit_default(
-        None, description="Who answers a completion, so that it becomes a conversation; none by default."
+        None, description="Environment that answers a completion, so that it becomes a conversation; none by default."
     )
-    rollouts: RolloutSettings = omit_default(RolloutSettings(), description="Who draws the completions.")
+    rollouts: RolloutSettings = omit_default(RolloutSettings(), description="Engine that samples the completions.")
 
     @property
     def turns(self) -> int:
@@ -348,7 +348,7 @@ class DistillSettings(StageSettings):
 
     @property
     def likeliest(self) -> int:
-        """Return tokens that a server is asked for at each place."""
+        """Return the number of tokens requested from a server at each position."""
         return self.top_k or DEFAULT_TOP_K
 
     @property

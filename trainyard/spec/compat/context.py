@@ -38,7 +38,7 @@ class RunFacts:
     devices: Set[Device] | None = None
     """Devices of this machine, the CPU included."""
     base: Callable[[str], BaseFacts | None] | None = None
-    """What the files of a base model say, if they are on this machine."""
+    """Facts of a base model's files, if they are on this machine."""
     vllm_install: str | None = None
     """What installs vLLM, if its executable is not here."""
     embedded: bool | None = None
@@ -114,7 +114,7 @@ class Row:
     name: str
     """Its own, as the bad chain that it refuses is named."""
     code: str
-    """What the rows of one subject share."""
+    """Values that the rows of one subject share."""
     on: str
     field: str
     when: When

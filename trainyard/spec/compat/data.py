@@ -12,7 +12,7 @@ from trainyard.spec.ports import ROW_PORTS
 REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:", re.IGNORECASE)
 """How the address of a repository elsewhere begins: `https://…`, `git@host:…`."""
 REPOSITORY_FORMATS = (DataFormat.AUTO, DataFormat.DOCUMENTS)
-"""What a git repository may be said to be: its commits and files are documents."""
+"""Formats of a git repository: its commits and files are documents."""
 MODEL_SETTINGS = (
     "temperature", "max_tokens", "concurrency", "retries", "timeout_s", "seed", "max_chars", "endpoint",
     "best_of",
@@ -47,7 +47,7 @@ def own_output(config: AiGeneratorConfig, at: NodeView) -> Match:
 
 
 def unfit_format(config: DataSourceConfig, _: NodeView) -> Match:
-    """Return each repository that is said to be something else than documents by its format."""
+    """Return each repository whose format is not documents."""
     return [
         {"where": where, "format": source.format}
         for where, _, source in config.named_sets()
@@ -56,7 +56,7 @@ def unfit_format(config: DataSourceConfig, _: NodeView) -> Match:
 
 
 def unfit_set(config: DataSourceConfig, _: NodeView) -> Match:
-    """Return each repository that is said to be something else than documents by the name of its set."""
+    """Return each repository whose set is named by another port than documents."""
     return [
         {"where": where, "port": port}
         for where, port, source in config.named_sets()

@@ -48,7 +48,7 @@ def has_no_store(config: TrainerConfig) -> bool:
     return not (folder or bucket) or bool(parts.query or parts.fragment)
 
 
-# Who reads a setting
+# Readers of a setting
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def reuses(config: TrainerConfig) -> bool:
 
 
 def needs_padded(config: TrainerConfig) -> bool:
-    """Return whether batches are cut by rows: their loss compares them, or they grow by what is drawn."""
+    """Return whether batches are cut by rows: their loss compares them, or they grow by sampled tokens."""
     return config.stage.facts.compares_rows or config.stage.drawn_tokens > 0
 
 
@@ -187,7 +187,7 @@ def unfit_kernels(config: TrainerConfig, device: Device) -> Match:
 
 
 def outside_devices(read: Callable[[TrainerConfig], Optimizer | Quantization | None]) -> When:
-    """Return what is requested, where it does not run on the device that is requested."""
+    """Return the requested value, where it does not run on the requested device."""
 
     def when(config: TrainerConfig, _: NodeView) -> Match:
         value = read(config)

@@ -131,7 +131,7 @@ def unfit_kernels_here(config: TrainerConfig, at: NodeView) -> Match:
 
 
 def no_package(config: TrainerConfig, at: NodeView) -> Match:
-    """Return what the native engine would have to import, and cannot."""
+    """Return the missing packages of the native engine."""
     has = at.facts.has_module
     if has is None or config.backend is not BackendName.NATIVE:
         return False

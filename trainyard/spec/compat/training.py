@@ -117,7 +117,7 @@ def broken_groups(config: TrainerConfig, _: NodeView) -> Match:
 
 
 def count_minibatches(config: TrainerConfig) -> int:
-    """Optimizer steps that share one pass over what was drawn."""
+    """Return the optimizer steps that share one pass over the sampled completions."""
     return config.stage.minibatches if isinstance(config.stage, PpoSettings) else 1
 
 

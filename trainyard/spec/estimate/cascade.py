@@ -26,7 +26,7 @@ from trainyard.spec.model_schema import list_changes
 from trainyard.spec.training import TrainerConfig, default_learning_rate, resolve_method
 
 SAFETY = 1.1
-"""What is estimated has to fit this many times: an estimate is not a measurement, and other programs grow."""
+"""Factor by which an estimate has to fit: an estimate is not a measurement, and other programs grow."""
 PLAIN_ADAPTERS = tuple(method for method in Method if method.facts.adapter and not method.facts.quantised)
 EIGHT_BIT = {
     Device.CUDA: Optimizer.PAGED_ADAMW_8BIT, Device.ROCM: Optimizer.ADAMW_8BIT, Device.CPU: Optimizer.ADAMW_8BIT
@@ -56,7 +56,7 @@ class FitResult(Strict):
     rung: Method
     knobs: tuple[str, ...]
     changes: tuple[str, ...]
-    """`field: before → after` for everything in which `config` differs from what was asked."""
+    """Return `field: before → after` for every difference between `config` and the requested one."""
     memory: Memory
     device: Device
     memory_bytes: int
@@ -143,7 +143,7 @@ def bytes_with_reserve(memory: Memory) -> int:
 
 
 def usual_rungs(config: TrainerConfig, device: Device) -> tuple[Method, ...]:
-    """full, freeze if that is the method, the low-rank method that is asked for or lora, and qlora where it runs."""
+    """Return full, freeze if that is the method, the requested low-rank method or lora, and qlora where it runs."""
     low_rank = config.method.type if config.method.type in PLAIN_ADAPTERS else Method.LORA
     freeze = (Method.FREEZE,) if config.method.type is Method.FREEZE else ()
     quantised = (Method.QLORA,) if device in Quantization.NF4.facts.devices else ()

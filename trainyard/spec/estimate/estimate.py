@@ -58,7 +58,7 @@ class Known:
     """Base model's name -> shape."""
     device: Device = Device.CPU
     timings: Mapping[str, Timings] = field(default_factory=dict)
-    """Node id -> what was measured on this machine for trainings like it."""
+    """Node id -> measurements of similar trainings on this machine."""
     data: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Node id -> names of the data set that reaches it."""
     tokens_per_row: Mapping[str, float] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Known:
     queue_s: float | None = 0.0
     """Until the device is free; None where that is not known."""
     sampled: Mapping[str, SampledNode] = field(default_factory=dict)
-    """Node id -> what was read of it."""
+    """Node id -> its sample."""
 
 
 class Estimate(Strict):

@@ -302,7 +302,7 @@ def estimate_growth(config: TrainerConfig) -> float:
 
 
 def activation_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
-    """Return what the backward pass keeps of the blocks that it goes through, without what dropout keeps."""
+    """Return the bytes that the backward pass keeps of its blocks, without those of dropout."""
     on_cuda, blocks = device.facts.is_gpu, count_reached_blocks(shape, config)
     block = block_bytes(shape, config, on_cuda)
     if config.hyperparameters.gradient_checkpointing:

@@ -70,7 +70,7 @@ def estimate_held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRul
 
 
 def describe_small_sets(trained: int | None, evaluated: int | None) -> list[str]:
-    """Return a sentence for each set that is tiny; what is not known is not judged."""
+    """Return a sentence for each tiny set; unknown sizes are not judged."""
     checks = []
     if trained is not None and trained < FEW_TRAINING_ROWS:
         checks.append(f"Fewer than {FEW_TRAINING_ROWS} rows to train on ({trained}): little but form is learned.")
@@ -80,7 +80,7 @@ def describe_small_sets(trained: int | None, evaluated: int | None) -> list[str]
 
 
 def explain_too_few_rows(trained: int | None, evaluated: int | None, *, least: int) -> list[str]:
-    """Return why there is no verdict on so many rows, by the floor of an evaluator; what is not known is not judged."""
+    """Return why there is no verdict on so many rows, by the floor of an evaluator; unknown sizes are not judged."""
     checks = []
     if trained is not None and trained < least:
         checks.append(f"{trained} rows to train on are not enough to say; at least {least} are needed.")
@@ -105,7 +105,7 @@ def estimate_generated_rows(config: AiGeneratorConfig, documents: int | None) ->
 
 
 def generator_basis(config: AiGeneratorConfig, shares: Shares) -> str:
-    """Return how the rows that are asked for are divided, and how many answers are drawn for them."""
+    """Return the division of the requested rows, and the number of answers sampled for them."""
     candidates = f"; {config.best_of} answers to each question, in as many requests" if config.best_of > 1 else ""
     if config.holdout is None:
         return f"rows: at most the count of {config.count:,}{candidates}"
@@ -175,7 +175,7 @@ class VerdictFloor(Strict):
         return least_cases(self.confidence)
 
     def reasons(self, *, trained: int | None = None, held_out: Counted | None = None) -> list[str]:
-        """Return why there will be no verdict on so many rows; what is not known is not judged."""
+        """Return why there will be no verdict on so many rows; unknown sizes are not judged."""
         rows = held_out if self.decides else None
         reason = explain_too_few_rows(trained, rows.rows if rows else None, least=self.least_rows)
         unclear = undecidable("The held-out rows", rows.cases, self.confidence) if rows else None
@@ -183,7 +183,7 @@ class VerdictFloor(Strict):
 
 
 def find_floor(chain: ResolvedChain) -> VerdictFloor | None:
-    """Return what the gate of a chain needs; None where few rows are allowed, or nothing is judged and deployed."""
+    """Return the needs of a chain's gate; None where few rows are allowed, or nothing is judged and deployed."""
     deployers = [node.config for node in chain.nodes if isinstance(node.config, DeployerConfig)]
     evaluators = [node for node in chain.nodes if isinstance(node.config, EvaluatorConfig)]
     if not evaluators or not any(deployer.few_rows == "stop" for deployer in deployers):

@@ -52,7 +52,7 @@ class ConfigTool:
     purpose: Callable[[Config], str]
     """What a config is for that is not a training's; else empty."""
     defaults: Sequence[Absent] = ()
-    """What the tool does where the config says nothing."""
+    """Default of the tool for a missing key."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Imported:
     """The chain as it is written."""
     notes: tuple[str, ...]
     defaults: tuple[KeyResult, ...] = ()
-    """Keys that the config leaves out, with what the tool does then."""
+    """Missing keys of the config, with the tool's default."""
 
     @property
     def refusals(self) -> tuple[KeyResult, ...]:
@@ -187,7 +187,7 @@ def drop_keys(value: Any, without: Sequence[str]) -> JsonObject:
 
 
 def drop_key(value: Any, parts: Sequence[str]) -> Any:
-    """Return a copy without what is at a path; None where nothing is. An empty part is every item of a list."""
+    """Return a copy without the value at a path; None where there is none. An empty part is every item of a list."""
     first, *rest = parts
     if isinstance(value, list):
         indexes = [index for index in range(len(value)) if first in ("", str(index))]
@@ -278,7 +278,7 @@ def is_read(key: str, settings: Mapping[str, object]) -> bool:
 def build_chain(
     tool: ConfigTool, config: Config, settings: Mapping[str, object], name: str
 ) -> tuple[JsonObject, list[str], list[KeyResult]]:
-    """Return the chain as it is written, notes on its data, and what is missing."""
+    """Return the chain as it is written, notes on its data, and the missing values."""
     data_sets, stage = tool.data_sets(config), settings["stage.type"]
     stage_value = next((candidate for candidate in Stage if candidate.value == stage), Stage.SFT)
     notes, extra, source = [], [], {}

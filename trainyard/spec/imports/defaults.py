@@ -50,7 +50,7 @@ FAMILY_BY_NAME: Sequence[tuple[re.Pattern[str], str]] = tuple(
         (r"\bopt-[\d.]+[mb]", "opt"),
     )
 )
-"""What is in a base's name -> its `model_type`, for bases whose config.json is not here."""
+"""Part of a base's name -> its `model_type`, for bases whose config.json is not here."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class KeyStatus(StrEnum):
     NOTED = "noted"
     """The chain does not need it, or says it with a difference; the reason is given."""
     DEFAULT = "default"
-    """The config leaves it out; the chain has what the tool does then."""
+    """The config leaves it out; the chain has the tool's default."""
     REFUSED = "refused"
     """A chain that left it out would train something else."""
 

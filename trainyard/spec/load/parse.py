@@ -237,7 +237,7 @@ def misspelt(node: str | None, field: str, key: str, value: Any, parent: type[Ba
 
 
 def strip_tags(path: Sequence[object]) -> list[object]:
-    """Return a location of pydantic's error without the names of variants, which nobody has written:
+    """Return a location of pydantic's error without the names of variants, which are not in the file:
     `rewards.0.pattern`.
     """
     listed = {at for at in range(2, len(path)) if path[at - 2] in TAGGED_LISTS}

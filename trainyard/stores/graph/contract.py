@@ -23,7 +23,7 @@ from trainyard.stores.whole import write_whole
 
 @dataclass(frozen=True)
 class GraphStats:
-    """Counts of what is in the graph, of one tenant or of all."""
+    """Counts of documents, entities and relations of the graph, of one tenant or of all."""
 
     documents: int = 0
     entities: int = 0
@@ -82,7 +82,7 @@ class AskedGraph(Graph):
 
     @abstractmethod
     def ask(self, verb: str, **fields: Any) -> Any:
-        """Return the answer to a question, as JSON values. Raises what the other process raised."""
+        """Return the answer to a question, as JSON values. Raises the error of the other process."""
 
     def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
         batch = [check_mutation(mutation) for mutation in mutations]

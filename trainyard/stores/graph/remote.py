@@ -47,7 +47,7 @@ class HttpGraph(AskedGraph):
         )
 
     def ask(self, verb: str, **fields: Any) -> Any:
-        """One request, sent up to four times. Raises what the server raised, or `Unavailable` (`E-GRAPH-STORE`)."""
+        """Send a request up to four times. Raises the server's error, or `Unavailable` (`E-GRAPH-STORE`)."""
         method, key = VERBS[verb]
         content = orjson.dumps(fields) if method == "POST" else None
         parameters = {name: value for name, value in fields.items() if value} if content is None else None

@@ -75,7 +75,7 @@ def preload_imports() -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     output = os.dup(1)
-    os.dup2(2, 1)  # what the database's library prints goes to the log, not between the answers
+    os.dup2(2, 1)  # output of the database's library goes to the log, not between the answers
     serve(Path(sys.argv[1]), output)
 
 

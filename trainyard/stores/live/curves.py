@@ -267,7 +267,7 @@ class Extension:
         cut(self.database, step if isinstance(step, int) else None)
 
     def flush(self) -> None:
-        """Write what was collected. Metrics that no step has cost nothing."""
+        """Write the collected points. Metrics without points cost nothing."""
         if not self.points:
             return
         steps, times, *columns = zip(*self.points.values(), strict=True)
@@ -297,7 +297,7 @@ def has_number(column: Sequence[float | None]) -> bool:
 
 
 def cut(database: sqlite3.Connection, step: int | None) -> None:
-    """Remove what is beyond a step, or everything."""
+    """Remove the points beyond a step, or all points."""
     if step is None:
         for table in ("points", *(f"level_{level}" for level in range(1, MAX_LEVELS + 1))):
             database.execute(f"delete from {table}")

@@ -151,7 +151,7 @@ def trainer_facts(config: JsonMapping) -> dict[str, str]:
     """Return the four words of a trainer's settings, in any of their spellings; unset ones as their defaults."""
     try:
         settings = spell_out(job_words(config))
-    except (ValueError, TypeError):  # settings of another version: nobody can read them, and a list shows the job
+    except (ValueError, TypeError):  # settings of another version are not readable; a list shows the job
         settings = {}
     facts = {name: read_word(settings.get(name) or default) for name, default in DEFAULTS.items()}
     return facts | {"base_model": str(settings.get("base_model") or "")}

@@ -5,7 +5,7 @@ operation that changes a job writes what Prefect answered, so that a change is s
 nothing. One that was deleted or damaged is empty, and is filled again: a thread keeps its connection for reading only
 while the file is the one that it opened.
 
-A row is written only if it was read from Prefect later than what is there: a slow answer does not undo a newer one.
+A row is written only if it was read from Prefect later than the stored one: a slow answer does not undo a newer one.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Freshness(NamedTuple):
 
 
 class IndexReader:
-    """A connection for reading, closed when nobody has it any more."""
+    """A connection for reading, closed with its last user."""
 
     def __init__(self, path: Path, stamp: Stamp) -> None:
         self.stamp, self.connection = stamp, connect(path)
@@ -304,7 +304,7 @@ class JobIndex:
     # writing
 
     def put(self, rows: Iterable[Row], seen: float) -> int:
-        """Write what Prefect said at a time; return how many rows changed."""
+        """Write Prefect's answer of a given time; return the number of changed rows."""
         with self.writing() as database:
             return sum(put_row(database, row, seen) for row in rows)
 

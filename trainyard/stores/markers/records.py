@@ -143,7 +143,7 @@ class MarkerRecord:
 
 
 Alive = Callable[[Owner], bool | None]
-"""Whether an owner still runs; None when nobody here can know."""
+"""Whether an owner still runs; None when this machine cannot know."""
 
 
 class MarkerStore(Protocol):

@@ -122,7 +122,7 @@ class ObjectMarkers(records.LeasedMarkers):
         self.at("marker.ended")
 
     def _change(self, claim: Claim, change: Callable[[MarkerRecord], MarkerRecord]) -> MarkerRecord:
-        """Replace the record of a claim that is still ours; the generation says that nobody came between."""
+        """Replace the record of a claim that is still ours; the generation proves that no other writer came between."""
         name = claim.marker.name
         there: MarkerRecord | None = None
         for _ in range(MOST_LOOKS):

@@ -140,7 +140,7 @@ class FolderStore:
         return require_inside(self.root, self.root / check_name(name), f"The object {name}", "its store")
 
     def _book(self, name: str) -> Book:
-        """Return what is known, settled: after a crash the bytes themselves say whether the announced write came."""
+        """Return the settled facts: after a crash the bytes themselves show whether the announced write happened."""
         book_file = self.root / BOOKS / name
         if not self.files.exists(book_file) or self.files.is_folder(book_file):
             return Book()

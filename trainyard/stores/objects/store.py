@@ -85,7 +85,7 @@ class ObjectStore(Protocol):
         """Write the object to a file that appears whole or not at all."""
 
     def head(self, name: str) -> ObjectInfo | None:
-        """Return what is known about it without its bytes; None if there is none."""
+        """Return the facts of an object without its bytes; None if it does not exist."""
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """Return all whose name starts with `prefix`, sorted by name."""

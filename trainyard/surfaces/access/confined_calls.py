@@ -1,4 +1,4 @@
-"""Operations whose cost depends on what is in the request, each in a child process with limits of memory and time.
+"""Operations whose cost depends on the content of the request, each in a child process with limits of memory and time.
 
     service ──request──▶ child (a fork of a process in which everything is imported) ──parts, result──▶ service
 
@@ -55,7 +55,7 @@ PRELOADED = (
     "pyarrow", "transformers", "trainyard.app.plan.samples", "trainyard.app.plan.row_fit",
     "trainyard.data.generation.generate", "trainyard.data.validation",
 )  # fmt: skip
-"""What the process imports from which children are forked."""
+"""Imports of the process from which children are forked."""
 MEMORY_EXIT = 70
 
 
@@ -200,7 +200,7 @@ def perform(out: Connection, name: str, request: Any, fields: JsonObject) -> Non
     except MemoryError:
         os._exit(MEMORY_EXIT)
     except BrokenPipeError:
-        os._exit(0)  # nobody is left who could read it
+        os._exit(0)  # no process is left that could read it
 
 
 def limit_cpu(seconds: int) -> None:

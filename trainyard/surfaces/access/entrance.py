@@ -2,14 +2,17 @@
 
     client -> Guard (Host, Origin, types) -> Entrance (lengths, caller, rate, place) -> application
 
-Both are plain ASGI: an answer that is a stream passes through as it is made. What has no caller gets 401 for every path
-but the few of `OPEN`, so that the existing paths stay unknown.
+Both are plain ASGI: an answer that is a stream passes through as it is made. A request without a caller gets 401 for
+every path but the few of `OPEN`, so that the existing paths stay unknown. Its body has to be short, arrive within five
+seconds, and gives way to newer ones when there are many: no login, page or other caller lacks its place.
 
-Bodies of requests without a caller: short ones, soon, and few at a time.
+A browser logs in by a token once, then has a cookie that no script can read:
 
-A client that logs in sends its body together with the head. A client that sends half of one waits at most five
-seconds, and gives way to newer ones when there are many: it takes no place that a login, a page or another caller
-needs.
+    POST /api/v1/login {"token": …}   a cookie for half a day, and its rights: {caller, scope, tenant, csrf}
+    GET  /api/v1/login                the caller of the cookie
+    POST /api/v1/logout               the login ends here and in the browser
+
+Requests that change something need the header X-CSRF-Token with `csrf`, besides the cookie.
 """
 
 from __future__ import annotations
@@ -20,11 +23,15 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trainyard.app.access.audit import record_event
 from trainyard.app.access.guard import JSON_TYPE, Guard, Refusal, RefusalBody
 from trainyard.app.access.limits import (
     MOST_OF_ADDRESS,
@@ -37,6 +44,8 @@ from trainyard.app.access.limits import (
 )
 from trainyard.app.context import Caller
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
+from trainyard.json_types import JsonObject
+from trainyard.stores.secret_files import CODE_PREFIX, LOGIN_S, forgery_token
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.bodies import (
     FILE_TYPE,
@@ -45,6 +54,7 @@ from trainyard.surfaces.bodies import (
     MAX_TINKER_BYTES,
     PROTOBUF_TYPE,
     TENSORS_TYPE,
+    read_request,
     read_trace_id,
 )
 from trainyard.surfaces.openai.prefix import takes_files
@@ -309,3 +319,60 @@ def protect(
         headers=API_HEADERS,
         takes_forms=takes_files,
     )  # fmt: skip
+
+
+LOGOUT = "/api/v1/logout"
+
+
+class LoginInput(BaseModel):
+    """Login of a browser."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token: str = Field(min_length=1, max_length=1024)
+    """A token, the home's string, or the code of a link of `trainyard dashboard`, which works once."""
+
+
+def add_logins(app: Starlette, authenticator: Authenticator) -> None:
+    """Add the three routes."""
+
+    def facts(caller: Caller, cookie: str) -> JsonObject:
+        csrf = forgery_token(cookie) if cookie else ""
+        return {"caller": caller.name, "scope": caller.scope.value, "tenant": caller.tenant, "csrf": csrf}
+
+    async def log_in(request: Request) -> Response:
+        login = await read_request(LoginInput, request)
+        return await anyio.to_thread.run_sync(begin, request, login.token)
+
+    def begin(request: Request, token: str) -> Response:
+        address = request.client.host if request.client else ""
+        try:
+            if token.startswith(CODE_PREFIX):
+                caller, token_id = authenticator.caller_of_code(token)
+            else:
+                caller, token_id = authenticator.caller_of_credentials(token, address)
+        except Denied as error:
+            record_event(authenticator.settings, "login", "", read_trace_id(request), error)
+            raise
+        cookie = authenticator.logins.begin(token_id)
+        record_event(authenticator.settings, "login", caller.name, read_trace_id(request))
+        answer = JSONResponse(facts(caller, cookie))
+        answer.set_cookie(
+            authenticator.cookie_name, cookie, max_age=LOGIN_S, path="/", httponly=True, samesite="strict",
+            secure=request.url.scheme == "https",
+        )  # fmt: skip
+        return answer
+
+    async def show_caller(request: Request) -> Response:
+        return JSONResponse(facts(caller_of_request(request), authenticator.read_cookie(request.headers)))
+
+    async def log_out(request: Request) -> Response:
+        await anyio.to_thread.run_sync(authenticator.logins.end, authenticator.read_cookie(request.headers))
+        record_event(authenticator.settings, "logout", caller_of_request(request).name, read_trace_id(request))
+        answer = Response(status_code=204)
+        answer.delete_cookie(authenticator.cookie_name, path="/", httponly=True, samesite="strict")
+        return answer
+
+    app.add_route(LOGIN, log_in, methods=["POST"])
+    app.add_route(LOGIN, show_caller, methods=["GET"])
+    app.add_route(LOGOUT, log_out, methods=["POST"])

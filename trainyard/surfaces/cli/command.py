@@ -40,7 +40,7 @@ class LateProgress:
 def perform(name: str, fields: JsonObject, *, as_json: bool) -> int:
     """Run an operation and print its result; return the exit code.
 
-    Raises `FieldError` for a value that the request does not take, and what the operation raises.
+    Raises `FieldError` for a value that the request does not take, and the operation's errors.
     """
     keep_files_private()
     request = build_request(name, fields)

@@ -106,7 +106,7 @@ def unwrap_type(annotation: object) -> tuple[object, bool]:
 
 
 def strip_annotations(kind: Any) -> Any:
-    """Return a type without what is annotated to it, such as how bytes are written: `Base64Bytes` is bytes."""
+    """Return a type without its `Annotated` metadata: `Base64Bytes` is bytes."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 

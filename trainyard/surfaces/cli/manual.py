@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainyard.errors import NotFound
+from trainyard.locations import project_folder
 from trainyard.operations.words import WORDS
-from trainyard.project import project_folder
 from trainyard.spec.load.spellings import did_you_mean, nearest
 
 
@@ -23,7 +23,7 @@ def page_place(guide: str) -> str:
 
 
 def page_text(topic: str) -> str:
-    """Return a page of the manual. Raises `NotFound` (`E-NOT-FOUND`) for what is neither a page nor a command."""
+    """Return a page of the manual. Raises `NotFound` (`E-NOT-FOUND`) for a topic without a page."""
     pages = manual_pages()
     names = {name.rpartition("/")[2]: name for name in pages} | {name: name for name in pages}
     if topic in names:

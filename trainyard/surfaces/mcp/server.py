@@ -27,7 +27,7 @@ import trainyard
 from trainyard.app.chains.describe import SCHEMAS
 from trainyard.app.context import Caller, ConfinedCalls
 from trainyard.errors import NotFound, TrainyardError
-from trainyard.project import project_folder
+from trainyard.locations import project_folder
 from trainyard.settings import Settings
 from trainyard.surfaces.access.entrance import whole_body
 from trainyard.surfaces.bodies import USUAL, require_structure

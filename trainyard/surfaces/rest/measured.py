@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: requests by operation and status, their duration, and what the machine is doing.
+"""`/metrics` for Prometheus: requests by operation and status, their duration, and the state of the machine.
 
 Labels are names of the table and states, never what a client sent: their number is bounded.
 

@@ -16,8 +16,7 @@ from trainyard.app.live.service_threads import WorkerState
 from trainyard.app.responses import Blob, Response
 from trainyard.loading import load_object
 from trainyard.operations.table import OPERATIONS, Operation, Scope, find_route, group_lines
-from trainyard.surfaces.access.browser import LOGOUT, LoginInput
-from trainyard.surfaces.access.entrance import LOGIN
+from trainyard.surfaces.access.entrance import LOGIN, LOGOUT, LoginInput
 from trainyard.surfaces.bodies import FILE_TYPE, IF_MATCH, JSON_TYPE, TENSORS, TENSORS_TYPE
 from trainyard.surfaces.invocation import load_implementation
 from trainyard.surfaces.problems import MEDIA_TYPE, ProblemDocument

@@ -56,7 +56,7 @@ EVENTS_TYPE = "text/event-stream"
 LEAVING_S = 0.2
 """A client is not watched while it waits less than this."""
 CLIENT_CLOSED_REQUEST = 499
-"""Status of an answer that nobody reads (nginx's): only a log and the metrics have it."""
+"""Status of an answer without a reader (nginx's): only a log and the metrics have it."""
 MAX_WORKING = 32
 """Operations that run at a time; further ones wait."""
 
@@ -191,7 +191,7 @@ def require_addressed(request: Request, context: Context) -> None:
     session, length = request.path_params.get("session"), body_length(request)
     is_short = length is not None and length <= INLINE_BYTES
     if session is not None and request.method != "GET" and not is_short:
-        from trainyard.app.sessions.call import require_session  # only calls of sessions need it
+        from trainyard.app.sessions.calls import require_session  # only calls of sessions need it
 
         require_session(context, session)
 

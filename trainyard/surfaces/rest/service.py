@@ -20,9 +20,8 @@ from trainyard.serve.listening import bind, build_url, server_config
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import keep_auth
 from trainyard.surfaces.access.authentication import Authenticator
-from trainyard.surfaces.access.browser import add_logins
 from trainyard.surfaces.access.confined_calls import ChildCalls
-from trainyard.surfaces.access.entrance import caller_of_request, protect
+from trainyard.surfaces.access.entrance import add_logins, caller_of_request, protect
 from trainyard.surfaces.openai.errors import WireErrors
 from trainyard.surfaces.rest.app import build_app
 

@@ -25,7 +25,7 @@ from trainyard.surfaces.sdk.wire import Heard, HttpExchange, Pause, Step, conver
 
 
 class AsyncSurface(Surface):
-    """The operations; a call returns what is awaited. Close it, or use it in `async with`."""
+    """The operations; a call returns an awaitable. Close it, or use it in `async with`."""
 
     def __init__(self, call: Call, client: httpx.AsyncClient | None = None) -> None:
         super().__init__(call)

@@ -80,7 +80,7 @@ class Trainer(ChainNode):
 
 
 class Evaluator(ChainNode):
-    """Measures what was trained against its base, or against the live version."""
+    """Measures the trained adapter against its base, or against the live version."""
 
     type = "evaluator"
 
@@ -133,7 +133,7 @@ class Chain:
         return file
 
     def plan(self, *, measure: bool = False) -> ChainPlan:
-        """Return what a run would do: resolved config, sizes, times, what is reused. Raises `Refused`."""
+        """Return the plan of a run: resolved config, sizes, times, reused results. Raises `Refused`."""
         return self.on.plan(target=self.definition, measure=True) if measure else self.on.plan(target=self.definition)
 
     def run(self, *, watch: bool = False, refresh: bool = False, tags: Iterable[str] = ()) -> RunResult:

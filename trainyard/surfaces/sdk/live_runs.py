@@ -26,7 +26,7 @@ STATES = {
     "failed": NodeState.FAILED, "skipped": NodeState.SKIPPED, "stopped": NodeState.CANCELED,
 }  # fmt: skip
 TRAINER = "trainer"
-"""What the trainer is called where an older service does not name its node."""
+"""Name of the trainer where an older service does not name its node."""
 Points = list[tuple[int, float | None]]
 
 

@@ -123,7 +123,7 @@ def connect(
         ca_file: certificates (PEM) that the service's one is verified with; default: those of the system.
         timeout_s: for one answer.
 
-    Raises `InvalidInput` (`E-PARAMETER`) for what is not an address of HTTP, and for a token with a line end.
+    Raises `InvalidInput` (`E-PARAMETER`) for an address that is not HTTP, and for a token with a line end.
     """
     return RemoteSurface(httpx.Client(**client_options(url, token, ca_file, timeout_s)))
 

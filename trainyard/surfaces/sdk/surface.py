@@ -98,7 +98,7 @@ def run_locally(name: str, fields: Mapping[str, Any]) -> Any:
     """Carry out an operation in this process, with the settings of this machine. Progress is not printed; a notebook
     shows a run that is watched.
 
-    Raises `InvalidInput` (`E-PARAMETER`) for a field that the operation does not take, and what the operation raises.
+    Raises `InvalidInput` (`E-PARAMETER`) for a field that the operation does not take, and the operation's errors.
     """
     keep_files_private()
     request = check_request(name, fields)

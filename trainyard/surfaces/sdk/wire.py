@@ -1,4 +1,4 @@
-"""An operation over HTTP, without the HTTP: what is sent, what its answer means, what is sent again.
+"""An operation over HTTP, without the HTTP: requests, the meaning of answers, and retries.
 
 `conversation` is a generator. It yields an `HttpExchange` to send, a `NextLine` of the stream that was opened last, or
 a `Pause` to wait; it is sent the response or the line; it returns the operation's response. So the same code speaks for
@@ -153,7 +153,7 @@ def last_response(state: RetryCallState) -> httpx.Response:
     return response
 
 
-# What is sent
+# Requests
 
 
 def build_exchange(name: str, request: BaseModel) -> HttpExchange:
@@ -235,7 +235,7 @@ def dump_request(request: BaseModel, left_out: set[str]) -> bytes:
 
 
 def build_query(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields of a query: lists repeat, objects are `field[key]`, what is not there is left out."""
+    """Return the fields of a query: lists repeat, objects are `field[key]`, missing values are left out."""
     texts = {True: "true", False: "false"}
     objects = {key: value for key, value in fields.items() if isinstance(value, Mapping)}
     if objects:
@@ -298,7 +298,7 @@ def read_plan_target(fields: JsonObject) -> JsonObject:
 
 
 def lay_over(below: str) -> Callable[[dict[str, object]], dict[str, object]]:
-    """Put what is in `file` under the field of that name, as the operation does on its own machine."""
+    """Put the content of `file` under the field of that name, as the operation does on its own machine."""
 
     def read(fields: JsonObject) -> JsonObject:
         if fields.get("file") is None:

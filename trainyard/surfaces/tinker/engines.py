@@ -15,7 +15,7 @@ from typing import Any
 from trainyard.app.context import Caller, Context, get_settings
 from trainyard.app.plan.locate import locate_model
 from trainyard.app.reach import require_reachable
-from trainyard.app.sessions.call import ask_session
+from trainyard.app.sessions.calls import ask_session
 from trainyard.app.sessions.life import describe_session
 from trainyard.backends.sessions.records import (
     SOCKET_FILE,

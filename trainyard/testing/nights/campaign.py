@@ -33,7 +33,7 @@ from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, content_sha256
 from trainyard.stores.markers.records import POINTS as MARKER_POINTS
 from trainyard.stores.markers.records import Owner
-from trainyard.testing.nights import cloud, doubles
+from trainyard.testing.nights import doubles
 from trainyard.testing.simulated_files import SimulatedFiles
 
 HOME, DOCUMENTS = Path("/home"), Path("/documents")
@@ -110,8 +110,8 @@ class NightCampaign:
         self.random = random.Random(self.seed)
         self.disk = WatchedDisk(self)
         self.graph = doubles.FlakyGraph()
-        self.cloud = cloud.choose_store(self.random, self.seed)
-        if self.cloud is not None and self.random.random() < cloud.MARKERS_SHARE:
+        self.cloud = doubles.choose_store(self.random, self.seed)
+        if self.cloud is not None and self.random.random() < doubles.MARKERS_SHARE:
             remote = self.config.phase2.model_copy(update={"mode": "remote"})
             self.config = self.config.model_copy(update={"phase2": remote})
         self.device, self.lease = doubles.SimulatedDevice(), dict[str, doubles.Process]()
@@ -172,7 +172,7 @@ class NightCampaign:
             root=HOME / "acme",
             documents=DOCUMENTS,
             files=self.disk,
-            clock=cloud.WaitingClock(self.clock, self.while_waiting) if self.remote and not worker else self.clock,
+            clock=doubles.WaitingClock(self.clock, self.while_waiting) if self.remote and not worker else self.clock,
             stores=Stores(
                 ledger=DocumentLedger(HOME / "acme" / "ledger.jsonl", self.disk, self.clock, at=self.at(process)),
                 graph=self.graph.opened,
@@ -195,16 +195,16 @@ class NightCampaign:
     def training_seconds(self) -> float:
         return 120.0 if self.quiet else self.random.choice([120.0, 600.0, 4_000.0])
 
-    def markers(self, at: Callable[[str], None] = ignore) -> cloud.WatchedMarkers:
+    def markers(self, at: Callable[[str], None] = ignore) -> doubles.WatchedMarkers:
         lease_s = float(self.config.phase2.lease_s)
-        store: cloud.WatchedMarkers
+        store: doubles.WatchedMarkers
         if self.remote and self.cloud is not None:
-            store = cloud.WatchedObjects(
+            store = doubles.WatchedObjects(
                 self.cloud, "markers/acme", self.clock, lease_s=lease_s, alive=self.alive, at=at
             )
         else:
             folder = HOME / "acme" / "markers"
-            store = cloud.WatchedFolder(folder, self.disk, self.clock, lease_s=lease_s, alive=self.alive, at=at)
+            store = doubles.WatchedFolder(folder, self.disk, self.clock, lease_s=lease_s, alive=self.alive, at=at)
         store.watcher = self
         return store
 
@@ -286,7 +286,7 @@ class NightCampaign:
 
     def while_waiting(self) -> None:
         """A night waits for its markers: often enough a worker looks."""
-        if self.quiet or self.random.random() < cloud.LOOKS_SHARE:
+        if self.quiet or self.random.random() < doubles.LOOKS_SHARE:
             self.aside(self.work_aside)
 
     def before_put(self, name: str) -> None:
@@ -399,7 +399,7 @@ class NightCampaign:
         return Intents(self.world(doubles.Process(0))).list_unsettled()
 
     def digests(self, file: str) -> list[str]:
-        """Return what the parts of a document contain now."""
+        """Return the current contents of a document's parts."""
         return [content_sha256(part.encode()) for part in split_text(self.contents[file])]
 
     def digest(self, name: str) -> str:
@@ -437,7 +437,7 @@ class NightCampaign:
         target = (self.clock.wall // DAY_S + 1) * DAY_S + 7_200
         self.clock.sleep(target - self.clock.wall)
 
-    # What is noted for the invariants.
+    # Notes for the invariants.
 
     def violated(self, message: str) -> None:
         self.violations.append(f"seed {self.seed}: {message}")

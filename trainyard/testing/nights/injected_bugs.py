@@ -141,7 +141,7 @@ MUTATE = doubles.FlakyGraph.mutate
 
 
 def build_swaps() -> dict[str, tuple[Swap, ...]]:
-    """Name -> what is replaced."""
+    """Name -> replaced attributes."""
     return {
         "no-fsync": ((SimulatedFiles, "fsync", always()),),
         "no-folder-fsync": ((SimulatedFiles, "fsync_folder", always()),),

@@ -18,7 +18,7 @@ from trainyard.serve.extraction.extraction import parse
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentLedger, Entry
 from trainyard.stores.graph.facts import Mutation, document_key
-from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.local import MemoryGraph
 from trainyard.stores.markers.records import MarkerRecord, MarkerState
 from trainyard.stores.objects.versions import build_manifest, version_prefix
 from trainyard.testing.nights.campaign import HOME, NightCampaign
@@ -52,7 +52,7 @@ def format_key(campaign: NightCampaign, entry: Entry) -> str:
 
 
 def ledger_and_graph(campaign: NightCampaign) -> None:
-    """A document that is done is in the graph; one that nobody could read is not done."""
+    """A document that is done is in the graph; an unreadable one is not done."""
     documents = campaign.graph.documents()
     entries = open_ledger(campaign).current()
     for entry in entries:

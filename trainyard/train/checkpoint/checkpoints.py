@@ -1,4 +1,4 @@
-"""A checkpoint exists whole and verified, or does not exist.
+"""Checkpoints on disk: a checkpoint exists whole and verified, or does not exist. Retention: the newest and the best.
 
 Written to a temporary folder, every file fsynced, `manifest.json` with the SHA-256 of each last, then renamed and the
 parent fsynced. A resumed run takes the newest one whose files match their manifest; one that does not match is
@@ -8,18 +8,49 @@ quarantined (never deleted, never loaded) and reported.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.callbacks import ignore
-from trainyard.json_types import JsonMapping
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores import whole
 from trainyard.stores.files import DISK, Files
 from trainyard.stores.whole import MANIFEST, NO_FACTS, REPLACED, Described, flush_name
+
+Best = Callable[[Iterable[float]], float]
+"""`min` for a loss, `max` for an accuracy."""
+
+
+def list_prunable(metrics: Mapping[int, float | None], keep: int, best: Best, keep_best: int = 1) -> list[int]:
+    """Of step -> metric: the steps that are neither among the newest `keep` nor among the best `keep_best`."""
+    measured = {step: metric for step, metric in metrics.items() if metric is not None}
+    best_steps = list_best(measured, best)[:keep_best]
+    return [step for step in sorted(metrics, reverse=True)[keep:] if step not in best_steps]
+
+
+def list_best(metrics: Mapping[int, float], best: Best) -> list[int]:
+    """Return the steps, the best one first; of equal ones the earliest, which has learned no less from less."""
+    falling = best((0.0, 1.0)) > 0
+    return sorted(metrics, key=lambda step: (-metrics[step] if falling else metrics[step], step))
+
+
+def read_metric(folder: Path) -> float | None:
+    """Return the metric in a checkpoint's manifest; None without one, if it cannot be compared, or cannot be read.
+
+    A damaged manifest is found, reported and quarantined at the next start; it must not end a running training.
+    """
+    try:
+        manifest: JsonObject = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        metric = manifest.get("metric")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return float(metric) if isinstance(metric, int | float) and math.isfinite(metric) else None
+
 
 KEPT = 2
 NAME = re.compile(r"step-(\d{10})")
@@ -113,7 +144,7 @@ def tidy(root: Path, files: Files = DISK) -> None:
 
 
 def find_damage(folder: Path, files: Files = DISK) -> str | None:
-    """Return what is wrong with a checkpoint; None if every file is as its manifest says."""
+    """Return the problem of a checkpoint; None if every file matches its manifest."""
     try:
         expected = dict(json.loads(files.read(folder / MANIFEST))["files"])
     except (OSError, ValueError, KeyError, TypeError):

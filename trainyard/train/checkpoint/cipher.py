@@ -59,7 +59,7 @@ class CheckpointCipher:
             sealed.end()
 
     def unseal(self, path: Path) -> bytes:
-        """Return what was written to a sealed file. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`) for another key."""
+        """Return the decrypted bytes of a sealed file. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`) for another key."""
         data = path.read_bytes()
         head, size = len(SEALED) + SALT_BYTES, PIECE_BYTES + TAG_BYTES
         key, pieces = self.key(data[len(SEALED) : head]), bytearray()
@@ -79,7 +79,7 @@ class CheckpointCipher:
 
 
 class SealedStream:
-    """Encrypts what is written, piece by piece."""
+    """Encrypts written bytes, piece by piece."""
 
     def __init__(self, stream: IO[bytes], key: AESGCM) -> None:
         self.stream, self.key = stream, key

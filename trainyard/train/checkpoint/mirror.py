@@ -26,8 +26,15 @@ from trainyard.json_types import JsonObject
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.objects import addresses
 from trainyard.stores.whole import MANIFEST, flush_tree, move_folder, new_file, whole_or_nothing
-from trainyard.train.checkpoint.checkpoints import FoundCheckpoint, find_damage, newest_valid, quarantine
-from trainyard.train.checkpoint.retention import Best, list_prunable, read_metric
+from trainyard.train.checkpoint.checkpoints import (
+    Best,
+    FoundCheckpoint,
+    find_damage,
+    list_prunable,
+    newest_valid,
+    quarantine,
+    read_metric,
+)
 
 STEP = re.compile(r"step-(\d{10})/(.+)")
 
@@ -208,7 +215,7 @@ def list_mirrored_steps(store: MirrorStore) -> dict[int, bool]:
 
 
 def prune(store: MirrorStore, newest: int, keep: int, best: Best, keep_best: int = 1) -> None:
-    """Remove what is no longer needed, and what an ended process left half-copied."""
+    """Remove old checkpoints, and half-copied ones of ended processes."""
     steps = list_mirrored_steps(store)
     metrics: dict[int, float | None] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -267,7 +274,7 @@ def find_step(root: Path, step: int, mirror: str | None = None) -> Path | None:
 
 
 def fetch(store: MirrorStore, step: int, root: Path) -> str | None:
-    """Bring a mirrored step to `root`; what is wrong with it, or None if it is whole and in its place."""
+    """Copy a mirrored step to `root`; return its problem, or None if it is whole and in its place."""
     name = f"step-{step:010d}"
     temporary = root / f".{name}.fetched.tmp"
     with whole_or_nothing(temporary):
@@ -284,7 +291,7 @@ def fetch(store: MirrorStore, step: int, root: Path) -> str | None:
 
 
 def download(store: MirrorStore, name: str, folder: Path) -> str | None:
-    """Return the manifest and the files that it names; what is wrong with the names, if anything is."""
+    """Return the manifest and the files that it names, or the problem of the names."""
     store.get(f"{name}/{MANIFEST}", folder / MANIFEST)
     present = set(store.names())
     try:

@@ -281,7 +281,7 @@ def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str, sealer: 
 
 
 def require_name(name: str) -> None:
-    """Raise `InvalidInput` (`E-NAME`) for what is not a valid name."""
+    """Raise `InvalidInput` (`E-NAME`) for an invalid name."""
     if not NAME.fullmatch(name):
         raise InvalidInput(
             f"{name!r} is not a valid name for a saved state.",

@@ -25,7 +25,7 @@ class HashedStream(Protocol):
     def write(self, data: Data) -> object: ...
 
     def hexdigest(self) -> str:
-        """SHA-256 of what is on the disk, once the file is closed."""
+        """Return the SHA-256 of the bytes on the disk, once the file is closed."""
 
 
 class Sealer(Protocol):
@@ -35,7 +35,7 @@ class Sealer(Protocol):
         """Open a file in which everything is encrypted."""
 
     def unseal(self, path: Path) -> bytes:
-        """Return what was written to a sealed file. Raises `Corrupt` for another key."""
+        """Return the decrypted bytes of a sealed file. Raises `Corrupt` for another key."""
 
 
 class PlainStream:
@@ -63,7 +63,7 @@ def open_stream(path: Path, sealer: Sealer | None) -> AbstractContextManager[Has
 
 
 def write_bytes(path: Path, data: bytes, sealer: Sealer | None) -> str:
-    """Write a file and return the SHA-256 of what is on the disk."""
+    """Write a file and return the SHA-256 of the bytes on the disk."""
     with open_stream(path, sealer) as stream:
         stream.write(data)
     return stream.hexdigest()
@@ -75,7 +75,7 @@ def is_sealed(path: Path) -> bool:
 
 
 def read_bytes(path: Path, sealer: Sealer | None) -> bytes:
-    """Return what was written to a file, sealed or not. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`) without its key."""
+    """Return the plain bytes of a file. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`) without its key."""
     if not is_sealed(path):
         return path.read_bytes()
     if sealer is None:

@@ -1,7 +1,7 @@
 """Checkpoints that training hardly waits for, and that exist whole and verified or not at all.
 
 `save` copies the tensors into host memory, or on a GPU that has the room, and returns; a background thread checks
-them, writes and hashes the file, syncs, renames, copies to the mirror and only then removes what is no longer needed.
+them, writes and hashes the file, syncs, renames, copies to the mirror and only then removes old checkpoints.
 Training waits for that copy, and for an unfinished save if two are under way already.
 
     step-0000000120/
@@ -28,10 +28,17 @@ from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.stores.whole import Described
-from trainyard.train.checkpoint.checkpoints import checkpoints, commit, drop, find_damage
+from trainyard.train.checkpoint.checkpoints import (
+    Best,
+    checkpoints,
+    commit,
+    drop,
+    find_damage,
+    list_prunable,
+    read_metric,
+)
 from trainyard.train.checkpoint.host_buffer import HostBuffer, fits_in_memory, require_finite, sum_bytes
 from trainyard.train.checkpoint.mirror import Mirror, find_newest
-from trainyard.train.checkpoint.retention import Best, list_prunable, read_metric
 from trainyard.train.checkpoint.streams import Sealer, is_sealed, read_bytes, write_bytes
 
 __all__ = ["CheckpointWriter", "Staged", "find_newest", "load_checkpoint"]
@@ -180,7 +187,7 @@ class CheckpointWriter:
         self._prune()
 
     def _prune(self) -> None:
-        """What is being mirrored stays until the next checkpoint is there."""
+        """Return the step being mirrored, which stays until the next checkpoint exists."""
         busy = self.mirror.busy if self.mirror is not None else set()
         folders = {step: path for path, step in checkpoints(self.root)}
         metrics = {step: read_metric(path) for step, path in folders.items()}

@@ -57,7 +57,7 @@ class CoconutModule(LatentModule):
     def open_after(
         self, model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor, thoughts: int
     ) -> tuple[Reading, torch.Tensor]:
-        """Read prompts and think a number of thoughts; the logits of what is said then too (B, V)."""
+        """Read prompts and think a number of thoughts; and return the logits of the next token (B, V)."""
         before = [START] if self.settings.markers else []
         reading, hidden_BD = rollout.open_with(model, ids_BT, mask_BT, self.vectors_KD, before)
         for _ in range(thoughts):

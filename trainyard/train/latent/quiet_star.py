@@ -2,7 +2,7 @@
 
 An answer is read token by token: after each one the model writes a thought, mixes its last hidden state with that of
 the thought, and forgets the thought's columns of the cache. Thoughts of an answer are greedy, so that it depends on
-nobody else in its batch. A token costs `thought_tokens` + 3 passes instead of one.
+nothing of the other rows of its batch. A token costs `thought_tokens` + 3 passes instead of one.
 
 Shapes: B rows, T positions, D hidden, V vocabulary.
 

@@ -142,7 +142,7 @@ class Thoughts:
     ahead_QNAD: torch.Tensor
     """Hidden states behind a thought and 0, 1, ... true tokens."""
     tokens_QNJ: torch.Tensor
-    """What was sampled."""
+    """The sampled tokens."""
     logprobs_QNJ: torch.Tensor
     """Of it, at the policy's temperature."""
 

@@ -97,7 +97,7 @@ def encode_steps(example: Encoded) -> list[list[int]]:
 
 
 def build_row(prompt: Sequence[int], slots: Sequence[int], learned: Sequence[int]) -> Encoded:
-    """Return a row as a model reads it: the prompt, own vectors by their numbers, and what is learned."""
+    """Return a row as a model reads it: the prompt, own vectors by their numbers, and the labelled tokens."""
     visible_length = len(prompt) + len(slots)
     return {
         "input_ids": [*prompt, *[0] * len(slots), *learned],

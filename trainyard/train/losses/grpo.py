@@ -80,7 +80,7 @@ UNITS: dict[str, Callable[[Batch], int]] = {
     "bnpo": count_batch,
     "dr_grpo": sft.row_units,
 }
-"""`stage.loss` -> what the mean of a step is taken over."""
+"""`stage.loss` -> unit of the mean of a step."""
 
 
 def by_settings(config: TrainerConfig) -> StageSpec:

@@ -69,7 +69,7 @@ def loss(
 
 
 def report_rollout(batch: Batch, units: int) -> Metrics:
-    """Return what the rollout reports, as sums over the units of a batch."""
+    """Return the rollout's metrics, as sums over the units of a batch."""
     return {name.removeprefix(REPORTED): batch[name] * units for name in batch if name.startswith(REPORTED)}
 
 

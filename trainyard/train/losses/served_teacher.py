@@ -1,4 +1,4 @@
-"""A teacher behind a server: its log-probabilities of the likeliest tokens, asked for batch by batch.
+"""A teacher behind a server: its log-probabilities of the likeliest tokens, requested batch by batch.
 
     POST <base_url>/completions {"prompt": [[ids], …], "max_tokens": 1, "prompt_logprobs": k}
 
@@ -72,7 +72,7 @@ class ServedTeacher:
         }
 
     def ask(self, rows: Sequence[Sequence[int]]) -> list[Answered]:
-        """Return what the server says of each token of each row."""
+        """Return the server's log-probabilities for each token of each row."""
         body = {"model": self.model, "prompt": rows, "max_tokens": 1, "temperature": 0, "prompt_logprobs": self.top_k}
         choices = sorted(self.post(body), key=lambda choice: choice["index"])
         try:

@@ -132,7 +132,7 @@ def tuner(model: PeftModel) -> Any:
 
 
 def write_into_base(model: PeftModel) -> Any:
-    """Return the base with the adapter summed into its weights, which says what both said before.
+    """Return the base with the adapter summed into its weights: the same function as base and adapter.
 
     Raises `TrainyardError` (`E-MERGE`) when a logit moved by more than `TOLERANCE`, and for NaN.
     """

@@ -38,7 +38,7 @@ class PolicyRequest:
 
 @dataclass
 class Policy:
-    """The model in training and what is known of it."""
+    """The model in training and its facts."""
 
     model: Any
     """A `PeftModel` for the methods with an adapter, the transformers model itself for the others."""
@@ -60,7 +60,7 @@ class Policy:
 
 
 class BlockRotation(Protocol):
-    """Other trainable blocks every few steps. What is trained at a step follows from its number alone."""
+    """Other trainable blocks every few steps. The blocks of a step follow from its number alone."""
 
     def show(self, step: int, optimizer: Any = None) -> None:
         """Let the blocks of a step be trainable. The optimizer drops the states of all others, which begin at zero when

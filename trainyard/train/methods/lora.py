@@ -1,7 +1,7 @@
 """Low-rank adapters: LoRA (arXiv 2106.09685), DoRA (2402.09353), LoRA+ (2402.12354), rsLoRA (2312.03732), and QLoRA
 (2305.14314), whose frozen base is quantized to 4 or 8 bits.
 
-PEFT makes the layers. What is written here is their shape, from the resolved settings, and the rates of LoRA+.
+PEFT makes the layers. This module sets their shape, from the resolved settings, and the rates of LoRA+.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def subtract_earlier(model: PeftModel, folder: Path, head: Head) -> None:
 
 
 def add_initial(model: PeftModel, initial: Weights) -> None:
-    """Add what the adapter began with."""
+    """Add the adapter's initial weights."""
     config: Any = copy.deepcopy(model.peft_config[NEW])
     config.modules_to_save, config.inference_mode = None, True
     config.init_lora_weights = True  # its own word would change the base
@@ -142,7 +142,7 @@ def fill_factors(model: PeftModel, weights: Weights) -> None:
 
 @contextmanager
 def restore_adapters(model: PeftModel) -> Iterator[None]:
-    """Put back which adapters are there and active, what is trainable, and the state of the random numbers."""
+    """Restore the adapters, the active one, the trainable weights, and the state of the random numbers."""
     active = list(tuner(model).active_adapters)
     trainable = {name: value.requires_grad for name, value in model.named_parameters()}
     devices = [model.device] if model.device.type == "cuda" else []

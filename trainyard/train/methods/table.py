@@ -14,8 +14,7 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.adapters import NEW, save_adapter
 from trainyard.train.methods.composition import adapter_policy, find_summed_adapter, whole_policy
 from trainyard.train.methods.contract import Groups, MethodSpec, Policy, PolicyRequest
-from trainyard.train.methods.freeze import build_rotation, train_last_blocks
-from trainyard.train.methods.full import plain_groups, train_all_weights
+from trainyard.train.methods.full import build_rotation, plain_groups, train_all_weights, train_last_blocks
 from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.lora import load_quantised, lora_config, lora_plus_groups
 from trainyard.train.methods.oft import oft_config

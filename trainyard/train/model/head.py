@@ -72,7 +72,7 @@ def logprobs_of_hidden(
 
 @dataclass(frozen=True)
 class Output:
-    """A model's output layer and what the model does to its logits, in the terms of transformers' configs."""
+    """A model's output layer and the scaling of its logits, in the terms of transformers' configs."""
 
     layer: Any
     factor: float = 1.0

@@ -69,7 +69,7 @@ LATENT = "trainyard_latent"
 
 
 def choose_reader(model: Any) -> PromptReader:
-    """Who reads the prompts of a model: its latent technique, if it has one."""
+    """Reader of a model's prompts: its latent technique, if it has one."""
     reader: PromptReader = getattr(model, LATENT, PLAIN)
     return reader
 
@@ -185,7 +185,7 @@ def continuation(
     stop_ids: set[int],
     stop_texts: Sequence[str] = (),
 ) -> Generated:
-    """Return one row of what was sampled, up to and including its end token, or the token that completes a text."""
+    """Return one row of the samples, up to and including its end token, or the token that completes a text."""
     ids = [token for token, _, _ in token_samples]
     ends = [at for at, token in enumerate(ids) if token in stop_ids]
     if stop_texts:

@@ -23,7 +23,7 @@ from trainyard.json_types import JsonObject
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.checkpoint import state
-from trainyard.train.methods.freeze import find_decoder_blocks
+from trainyard.train.methods.full import find_decoder_blocks
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.parallel.zero import Sharded

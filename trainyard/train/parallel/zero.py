@@ -129,7 +129,7 @@ class Zero2(Zero1):
         self.reduced += 1
 
     def after_backward(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Reduce what is left: buckets with tensors that this process's rows did not touch."""
+        """Reduce the remaining buckets: those with tensors that this process's rows did not touch."""
         had_before = {id(value) for value in parameters if id(value) in self.grads} - self.touched
         while self.reduced < len(self.buckets):
             self.reduce_next()

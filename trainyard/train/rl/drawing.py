@@ -60,7 +60,7 @@ class DrawnRow:
 
     prompt: list[int]
     ids: list[int]
-    """The completion; in a conversation with an environment also what that said."""
+    """The completion; in a conversation with an environment also its replies."""
     learned: list[bool]
     """Which of its tokens the policy drew."""
     old: list[float] = field(default_factory=list)
@@ -71,7 +71,7 @@ class DrawnRow:
 
     @property
     def encoded(self) -> Encoded:
-        """As a row of stage sft whose labels are what was drawn."""
+        """Return it as a row of stage sft whose labels are the sampled tokens."""
         labels = [token if is_learned else IGNORED for token, is_learned in zip(self.ids, self.learned, strict=True)]
         return {"input_ids": self.prompt + self.ids, "labels": [IGNORED] * len(self.prompt) + labels}
 
@@ -134,7 +134,7 @@ class RolloutWriter(CompletionWriter, Protocol):
         """Return whether there is a frozen model to compare with."""
 
     def scores(self, batch: Batch) -> Scores:
-        """Return what the model that is trained says of a batch, without a graph."""
+        """Return the policy's scores of a batch, without a graph."""
 
     def reference_scores(self, batch: Batch) -> Scores:
         """Return the same of the frozen model."""
@@ -144,7 +144,7 @@ class CompletionServer(Protocol):
     """Another engine that draws in the place of a session, with the weights that this has now."""
 
     def drawing(self, writer: RolloutWriter) -> AbstractContextManager[CompletionWriter]:
-        """Who draws while the block runs; afterwards the device belongs to the training again."""
+        """Provide the sampler while the block runs; afterwards the device belongs to the training again."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class Trajectory:
         return context is None or not self.ids or len(self.prompt) + len(self.ids) < context
 
     def take(self, turn: Generated, environment: Environment | None) -> None:
-        """Add a completion, and what the environment says to it."""
+        """Add a completion and the environment's reply."""
         before = [*self.prompt, *self.ids]
         self.ids += turn.ids
         self.learned += [True] * len(turn.ids)

@@ -1,4 +1,4 @@
-"""Environments: what answers a policy between its turns, and what the conversation is worth in the end.
+"""Environments: replies to a policy between its turns, and the reward of the whole conversation.
 
 An environment is a plain function `step(messages, answer) -> (messages, reward, done)`: of the conversation so far,
 whose last message is the policy's, and the answer of the row. What it says follows as tokens behind those that were
@@ -131,7 +131,7 @@ ENVIRONMENTS: dict[str, Step] = {"calculator": calculator, "python": python, "gu
 
 
 REPLIES = ("user", "tool")
-"""Who may speak between two turns of the policy."""
+"""Roles between two turns of the policy."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Environment:
         return environment
 
     def reply(self, messages: list[Turn], ids: Sequence[int], answer: str) -> tuple[list[Turn], float, bool]:
-        """Read a sampled turn into `messages`, and return what the environment says to it."""
+        """Read a sampled turn into `messages`, and return the environment's reply."""
         messages.append(dict(self.renderer.parse(ids).turn))
         return self.step(messages, answer)
 

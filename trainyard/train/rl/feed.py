@@ -86,7 +86,7 @@ def require_prompts(num_prompts: int, needed: int) -> None:
 
 
 CONSTANT_AGAIN = 10
-"""Steps in a row that are constant, after which it is said once more."""
+"""Number of constant steps in a row between two warnings."""
 
 
 def is_constant(reported: Mapping[str, float]) -> bool:
@@ -143,7 +143,7 @@ class RolloutFeed(Feed):
     rollout: Rollout | None = None
     environment: Environment | None = None
     server: CompletionServer | None = None
-    """Who draws in the place of the session."""
+    """Sampler that replaces the session's own."""
 
     def batch(self, rows: Sequence[int], epoch: int | None = None) -> Batch:
         """Prompts alone, where a batch is looked at before any completion is drawn."""

@@ -163,7 +163,7 @@ def attach_critic(model: Any, critic: Any) -> None:
 
 
 def detach_critic(model: Any) -> None:
-    """Take the critic off a policy that has one: what is saved answers, and values nothing."""
+    """Remove the critic from a policy that has one: the saved model has no value head."""
     if CRITIC in dict(model.named_children()):
         delattr(model, CRITIC)
 

@@ -55,7 +55,7 @@ class SampledCompletion:
     prompt: str = ""
     """The last question, which a judge reads."""
     given: float = 0.0
-    """What the environment of the conversation gave for it."""
+    """Reward from the environment of the conversation."""
 
 
 def exact_match(completion: SampledCompletion, answer: str, settings: ExactMatchReward) -> float:
@@ -81,7 +81,7 @@ def contains(completion: SampledCompletion, answer: str, settings: ContainsRewar
 
 
 def regex(completion: SampledCompletion, _answer: str, settings: RegexReward) -> float:
-    """1.0 or 0.0. The whole completion is what is left without the spaces around it."""
+    """1.0 or 0.0. The whole completion is compared without the spaces around it."""
     text = completion.text.strip() if settings.full else completion.text
     return float(automaton(settings.pattern, settings.full).isinstance_python(text))
 
@@ -115,7 +115,7 @@ def python(completion: SampledCompletion, answer: str, settings: PythonReward) -
 
 
 def environment(completion: SampledCompletion, _answer: str, _settings: EnvironmentReward) -> float:
-    """Return the sum of what the environment gave."""
+    """Return the sum of the environment's rewards."""
     return completion.given
 
 

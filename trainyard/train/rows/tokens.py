@@ -126,7 +126,7 @@ class TokenLedger:
         return "; ".join([balance, *self.notes()])
 
     def notes(self) -> list[str]:
-        """Return what the template refuses or hides, and the turns that are not learned, as a person reads it."""
+        """Return as text the turns that the template refuses or hides, and those that are not learned."""
         notes = [
             f"the chat template does not show the {name.removeprefix('hidden_')} of {count:,} rows, so they are not "
             "learned; `trainyard renderers verify` lists the templates that do"
@@ -287,7 +287,7 @@ def encode_pair(renderer: Renderer, row: PreferenceRow, max_length: int, ledger:
 
 
 class Answer(NamedTuple):
-    """An answer as ids, with a label for each: the id itself, or -100 for what the assistant does not say."""
+    """An answer as ids, with a label for each: the id itself, or -100 outside of the assistant's text."""
 
     ids: list[int]
     labels: list[int]

@@ -32,7 +32,7 @@ class Forward:
     loss: torch.Tensor
     """Detached, on the device: reading it is a synchronisation, which is left to the caller. NaN without labels."""
     units: int
-    """What the loss is a mean over, unless a normalizer was given."""
+    """Unit of the mean loss, unless a normalizer was given."""
     metrics: Metrics
     """Sums over the units, detached."""
     outputs: JsonObject = field(default_factory=dict)

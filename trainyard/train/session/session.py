@@ -5,7 +5,7 @@
     step        clips, moves the weights, moves the schedule; the gradients stay and are stale
     zero_grad   clears them
     generate    samples with a generator of its own: training draws the same numbers with or without it
-    logprobs    what the model gives to tokens that are there already
+    logprobs    log-probabilities of given tokens
     save, load  the whole state or the weights alone, whole and verified or not at all
 
 A call may carry `op_seq`: the same number again returns the first reply, so that a request that was sent twice over a
@@ -136,7 +136,7 @@ class Session:
     ) -> Forward:
         """Score a batch in training mode (dropout draws) and keep its graph for one `backward`.
 
-        `normalizer` is what the sum over the units is divided by; default the batch's own units. A step that is cut
+        `normalizer` divides the sum over the units; by default the batch's own units. A step that is cut
         into micro-batches gives the units of the whole step. `outputs` may name `logits` and `hidden_states` of the
         batch's `input_ids`, from a pass of their own that draws the same dropout; they go by file unless `inline`.
         A batch without `labels` has no loss to keep a graph for: the reply contains its outputs (by default `logits`),
@@ -271,7 +271,7 @@ class Session:
         return find_context(self.engine.model.config)
 
     def scores(self, batch: Batch) -> Scores:
-        """Return what the model that is trained says of a batch, without dropout and without a graph."""
+        """Return the policy's scores of a batch, without dropout and without a graph."""
         engine = self.engine
         on_device = {name: value.to(engine.device) for name, value in batch.items()}
         return self._quietly(lambda model: engine.stage.score(model, on_device, engine.head))

@@ -130,7 +130,7 @@ def train_into_folder(
 
 def run_child(work: Path, report: Report) -> None:
     """Run the training program to its end; its output goes to a file, its progress is read from `events.jsonl`."""
-    command = [sys.executable, "-P", "-m", "trainyard.train.starter", str(work)]
+    command = [sys.executable, "-P", "-m", "trainyard.train.starter.pretrain", str(work)]
     with (work / "child.log").open("wb") as log:
         # Spinning threads starve each other, and everybody else, as soon as the machine is shared.
         environment = child_environment({"OMP_WAIT_POLICY": "passive"})

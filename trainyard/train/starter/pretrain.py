@@ -1,13 +1,12 @@
-"""The starter's training program: tokenizer, packed rows, a short pretraining, the model folder.
+"""The starter's training program: `python -m trainyard.train.starter.pretrain FOLDER`.
 
-Rows are packed to a token budget: passages follow each other, separated by `<|endoftext|>`, and are cut every 256
-tokens, so that no position is padding. Matrices move by Muon, embeddings and norms by AdamW: at a million tokens that
-ends about 0.3 nats lower than AdamW alone. Runs under the contract of a supervised child: `spec.json` in,
-`events.jsonl` and `error.json` out.
+It trains a tokenizer, packs rows, pretrains shortly, and writes the model folder with its card (`README.md`, every
+value taken from the manifest). Rows are packed to a token budget: passages follow each other, separated by
+`<|endoftext|>`, and are cut every 256 tokens, so that no position is padding. Matrices move by Muon, embeddings and
+norms by AdamW: at a million tokens that ends about 0.3 nats lower than AdamW alone. Runs under the contract of a
+supervised child: `spec.json` in, `events.jsonl` and `error.json` out.
 
 Shapes: B rows, T tokens, V vocabulary.
-
-The model card of a starter build: `README.md` next to the weights, with every value taken from the manifest.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import math
 import os
 import platform
 import random
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -337,3 +337,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Pa
     model.bfloat16().save_pretrained(target)
     model.float()  # what was rounded stays rounded: the held-out loss is that of the saved weights
     tokenizer.save_pretrained(target)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,4 +1,4 @@
-// Who is logged in. The cookie of a login is not readable by scripts; what it allows comes from `GET /api/v1/login`.
+// The logged-in caller. The cookie of a login is not readable by scripts; its rights come from `GET /api/v1/login`.
 
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { createContext, useContext, useEffect, type ReactNode } from "react";

@@ -13,7 +13,7 @@ interface ActionProps<T, V> {
   confirm?: string;
   danger?: boolean;
   disabled?: boolean;
-  /** What is done while the answer is waited for, where that takes long. */
+  /** Label of the action while its answer is awaited, where that takes long. */
   busy?: string;
   /** Ends the waiting for the answer of an action that only reads. */
   onCancel?: () => void;

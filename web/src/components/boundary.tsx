@@ -27,7 +27,7 @@ const ignore = () => undefined;
 
 interface BoundaryProps {
   /** Where the reader is: another page begins without the error of this one. */
-  place: string;
+  address: string;
   children: ReactNode;
 }
 
@@ -38,8 +38,8 @@ export class Boundary extends Component<BoundaryProps, { error: unknown }> {
     return { error };
   }
 
-  override componentDidUpdate(before: BoundaryProps) {
-    if (before.place !== this.props.place && this.state.error !== null) this.setState({ error: null });
+  override componentDidUpdate(previous: BoundaryProps) {
+    if (previous.address !== this.props.address && this.state.error !== null) this.setState({ error: null });
   }
 
   override render() {

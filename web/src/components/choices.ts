@@ -1,4 +1,4 @@
-// What the text fields of forms offer: the base models of this machine, and files and folders inside the data roots.
+// Suggestions of text fields in forms: the base models of this machine, and files and folders inside the data roots.
 
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
@@ -17,14 +17,14 @@ const useModels = () =>
     retry: false,
   });
 
-/** What is in the folder that a text names so far: `handbook/ba` is in `handbook`. */
+/** Entries of the folder that a text names so far: `handbook/ba` is in `handbook`. */
 function useFolder(text: string) {
   const [folder, setFolder] = useState("");
-  const named = text.slice(0, Math.max(0, text.lastIndexOf("/")));
+  const folderText = text.slice(0, Math.max(0, text.lastIndexOf("/")));
   useEffect(() => {
-    const handle = window.setTimeout(() => setFolder(named), ASK_AFTER_MS);
+    const handle = window.setTimeout(() => setFolder(folderText), ASK_AFTER_MS);
     return () => window.clearTimeout(handle);
-  }, [named]);
+  }, [folderText]);
   return useQuery({
     queryKey: ["data", "folder", folder],
     queryFn: () => dataOf(client.GET("/api/v1/data", { params: { query: folder ? { folder } : {} } })),
@@ -39,14 +39,14 @@ function useFolder(text: string) {
  * `start` is the folder in which relative paths start.
  */
 export function useChoices(paths: Readonly<Record<string, unknown>>, models: readonly string[]) {
-  const known = useModels();
-  const written = Object.values(paths).find((path) => typeof path === "string" && path.includes("/"));
-  const folder = useFolder(typeof written === "string" ? written : "");
+  const modelList = useModels();
+  const example = Object.values(paths).find((path) => typeof path === "string" && path.includes("/"));
+  const folder = useFolder(typeof example === "string" ? example : "");
   const entries = folder.data?.entries.map((entry) => ({
     value: entry.path,
     label: entry.kind === "folder" ? "folder" : formatBytes(entry.bytes),
   }));
-  const names = known.data?.models.map((model) => ({
+  const names = modelList.data?.models.map((model) => ({
     value: model.name,
     label: [model.place, formatBytes(model.bytes)].filter(Boolean).join(", "),
   }));

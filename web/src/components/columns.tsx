@@ -14,16 +14,16 @@ type Mapping = Record<string, unknown>;
 
 /** The columns of a file inside the data roots; nothing for addresses, documents and paths that are not there. */
 export function useColumns(path: unknown) {
-  const [settled, setSettled] = useState("");
-  const named = typeof path === "string" && !path.includes("://") && !path.startsWith("hub:") ? path : "";
+  const [settledPath, setSettledPath] = useState("");
+  const address = typeof path === "string" && !path.includes("://") && !path.startsWith("hub:") ? path : "";
   useEffect(() => {
-    const handle = window.setTimeout(() => setSettled(named), ASK_AFTER_MS);
+    const handle = window.setTimeout(() => setSettledPath(address), ASK_AFTER_MS);
     return () => window.clearTimeout(handle);
-  }, [named]);
+  }, [address]);
   return useQuery({
-    queryKey: ["data", "columns", settled],
-    queryFn: () => dataOf(client.GET("/api/v1/data/columns", { params: { query: { path: settled } } })),
-    enabled: settled !== "",
+    queryKey: ["data", "columns", settledPath],
+    queryFn: () => dataOf(client.GET("/api/v1/data/columns", { params: { query: { path: settledPath } } })),
+    enabled: settledPath !== "",
     placeholderData: keepPreviousData,
     staleTime: 30_000,
     retry: false,
@@ -43,18 +43,18 @@ export function ColumnMap({
 }) {
   const { data, error, isPlaceholderData } = useColumns(path);
   const mapping = (value ?? {}) as Mapping;
-  const mapped = Object.keys(mapping);
-  if (!path || (!data?.columns.length && mapped.length === 0)) return null;
+  const mappedFields = Object.keys(mapping);
+  if (!path || (!data?.columns.length && mappedFields.length === 0)) return null;
   const columns = data?.columns ?? [];
   const isRead = error !== null || (data !== undefined && !isPlaceholderData);
   const names = new Set(columns.map((column) => column.name));
-  const fields = data?.fields ?? mapped;
+  const fields = data?.fields ?? mappedFields;
   const matching = fields.filter((field) => names.has(field));
-  const used = new Set(Object.values(mapping));
-  const ignored = columns.filter((column) => !used.has(column.name) && !matching.includes(column.name));
+  const usedColumns = new Set(Object.values(mapping));
+  const ignoredColumns = columns.filter((column) => !usedColumns.has(column.name) && !matching.includes(column.name));
   const set = (field: string, column: string) => {
-    const { [field]: _, ...rest } = mapping;
-    const next = column ? { ...rest, [field]: column } : rest;
+    const { [field]: _, ...remaining } = mapping;
+    const next = column ? { ...remaining, [field]: column } : remaining;
     onChange(Object.keys(next).length > 0 ? next : undefined);
   };
   const select = (field: string) => (
@@ -68,11 +68,11 @@ export function ColumnMap({
     />
   );
   const usual = fields.filter((field) => USUAL.includes(field) || field in mapping);
-  const rest = fields.filter((field) => !usual.includes(field));
+  const furtherFields = fields.filter((field) => !usual.includes(field));
   return (
-    <details className="field wide" open={mapped.length > 0 || (columns.length > 0 && matching.length === 0)}>
+    <details className="field wide" open={mappedFields.length > 0 || (columns.length > 0 && matching.length === 0)}>
       <summary>
-        {title} {mapped.length > 0 && <span className="quiet">({mapped.length} set)</span>}
+        {title} {mappedFields.length > 0 && <span className="quiet">({mappedFields.length} set)</span>}
       </summary>
       <p className="help">
         {isRead
@@ -80,14 +80,14 @@ export function ColumnMap({
           : "Reading the columns of the file …"}
       </p>
       <div className="column-map">{usual.map(select)}</div>
-      {rest.length > 0 && (
+      {furtherFields.length > 0 && (
         <details>
           <summary>More fields</summary>
-          <div className="column-map">{rest.map(select)}</div>
+          <div className="column-map">{furtherFields.map(select)}</div>
         </details>
       )}
-      {mapped.length > 0 && ignored.length > 0 && (
-        <p className="help">Not read: {ignored.map((column) => column.name).join(", ")}.</p>
+      {mappedFields.length > 0 && ignoredColumns.length > 0 && (
+        <p className="help">Not read: {ignoredColumns.map((column) => column.name).join(", ")}.</p>
       )}
     </details>
   );

@@ -12,25 +12,25 @@ const LOOK_MS = 3000;
 
 /** Why what a page shows may be old, and since when; null while everything answers. */
 interface Outage {
-  what: string;
-  since: number;
+  label: string;
+  start: number;
   remedy: string;
 }
 
 export function ConnectionNote() {
   const outage = useOutage();
   const queries = useQueryClient();
-  const before = useRef(false);
+  const previous = useRef(false);
   useEffect(() => {
     document.documentElement.toggleAttribute("data-disconnected", outage !== null);
-    if (before.current && outage === null) void queries.invalidateQueries();
-    before.current = outage !== null;
+    if (previous.current && outage === null) void queries.invalidateQueries();
+    previous.current = outage !== null;
   }, [outage, queries]);
   return (
     <div aria-live="assertive">
       {outage && (
         <p className="banner">
-          {outage.what} What you see is from {formatTime(outage.since)}; the page tries again every {LOOK_MS / 1000} s.{" "}
+          {outage.label} What you see is from {formatTime(outage.start)}; the page tries again every {LOOK_MS / 1000} s.{" "}
           {outage.remedy}
         </p>
       )}
@@ -58,17 +58,17 @@ function useOutage(): Outage | null {
   useReloadAfterUpdate(health.data?.version);
   if (health.isError) {
     return {
-      what: "The service does not answer.",
-      since: health.dataUpdatedAt / 1000,
+      label: "The service does not answer.",
+      start: health.dataUpdatedAt / 1000,
       remedy: "Start it with trainyard up.",
     };
   }
   const remedy = "Jobs keep running; trainyard up starts it again.";
   if (index.data?.as_of != null) {
-    return { what: "The Prefect server does not answer.", since: index.data.as_of, remedy };
+    return { label: "The Prefect server does not answer.", start: index.data.as_of, remedy };
   }
-  // Without an index nobody knows the jobs while Prefect is away.
-  if (index.data?.problem) return { what: index.data.problem, since: index.data.at, remedy };
+  // Without an index the jobs are unknown while Prefect is away.
+  if (index.data?.problem) return { label: index.data.problem, start: index.data.time, remedy };
   return null;
 }
 
@@ -78,11 +78,11 @@ function useOutage(): Outage | null {
  */
 function useReloadAfterUpdate(version: string | undefined): void {
   const [location] = useLocation();
-  const loaded = useRef({ version, location });
+  const lastLoad = useRef({ version, location });
   useEffect(() => {
-    const before = loaded.current;
-    loaded.current = { version: before.version ?? version, location };
-    if (before.location !== location && before.version && version && before.version !== version) {
+    const previous = lastLoad.current;
+    lastLoad.current = { version: previous.version ?? version, location };
+    if (previous.location !== location && previous.version && version && previous.version !== version) {
       window.location.reload();
     }
   }, [version, location]);
@@ -95,18 +95,18 @@ interface IndexAnswer {
   /** What a refusal says of a Prefect server that is away; "" where there is an index. */
   problem: string;
   /** When there last was an index; for a page that never saw one, when it first asked (Unix seconds). */
-  at: number;
+  time: number;
 }
 
 /** The refusal is data: as an error of a query without data it would be forgotten at each repetition, and every page
  * would read again each time, as if Prefect was back. */
-async function askIndex(before: IndexAnswer | undefined): Promise<IndexAnswer> {
-  const at = Date.now() / 1000;
+async function askIndex(previous: IndexAnswer | undefined): Promise<IndexAnswer> {
+  const time = Date.now() / 1000;
   try {
     const { as_of } = await dataOf(client.GET("/api/v1/jobs", { params: { query: { limit: 1 } } }));
-    return { as_of, problem: "", at };
+    return { as_of, problem: "", time };
   } catch (error) {
     if (!(error instanceof Problem) || error.status !== 503) throw error;
-    return { as_of: null, problem: error.summary, at: before?.at ?? at };
+    return { as_of: null, problem: error.summary, time: previous?.time ?? time };
   }
 }

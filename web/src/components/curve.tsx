@@ -19,7 +19,7 @@ export interface CurveProps {
   series: readonly CurveSeries[];
   xLabel: string;
   yLabel: string;
-  /** Logarithmic values; what is not above 0 is left out. */
+  /** Logarithmic values; values of 0 or less are left out. */
   log?: boolean;
   /** Weight of what came before in the moving average, 0 (none) to below 1. */
   smoothing?: number;
@@ -169,14 +169,14 @@ const NO_MARKS: readonly CurveMark[] = [];
 function drawMark(plot: uPlot, x: number, colour: string): void {
   const { min, max } = plot.scales["x"] ?? {};
   if (min == null || max == null || x < min || x > max) return;
-  const at = Math.round(plot.valToPos(x, "x", true));
+  const pixel = Math.round(plot.valToPos(x, "x", true));
   plot.ctx.save();
   plot.ctx.strokeStyle = colour;
   plot.ctx.setLineDash([4, 4]);
   plot.ctx.lineWidth = 1;
   plot.ctx.beginPath();
-  plot.ctx.moveTo(at, plot.bbox.top);
-  plot.ctx.lineTo(at, plot.bbox.top + plot.bbox.height);
+  plot.ctx.moveTo(pixel, plot.bbox.top);
+  plot.ctx.lineTo(pixel, plot.bbox.top + plot.bbox.height);
   plot.ctx.stroke();
   plot.ctx.restore();
 }
@@ -187,7 +187,7 @@ function lastOf({ x, y }: CurveSeries): { x?: number; y?: number | null } {
   return { x: x[last], y: y[last] };
 }
 
-/** What the picture says, for who does not see it. */
+/** Text of the chart for screen readers. */
 function LastValues({ series, xLabel, yLabel }: Pick<CurveProps, "series" | "xLabel" | "yLabel">) {
   return (
     // A table keeps its width when it is hidden, so that its frame is what is hidden.
@@ -315,9 +315,9 @@ function resolveColour(text: string): string {
   const probe = document.createElement("span");
   probe.style.color = text;
   document.body.append(probe);
-  const resolved = getComputedStyle(probe).color;
+  const color = getComputedStyle(probe).color;
   probe.remove();
-  return resolved;
+  return color;
 }
 
 const fade = (colour: string) => colour.replace(/^rgb\((.*)\)$/, "rgba($1, 0.15)");

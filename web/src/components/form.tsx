@@ -68,8 +68,8 @@ function Fields(
   const names = only?.filter((name) => schema.properties?.[name]) ?? Object.keys(schema.properties ?? {});
   // A setting that the service has for later is shown only where it is set, with the refusal.
   const fields = names.map((name) => [name, resolveSchema(schema.properties![name]!, form.root)] as const);
-  const offered = fields.filter(([name, field]) => value[name] !== undefined || field.widget !== "hidden");
-  return offered.map(([name, field]) => (
+  const shownFields = fields.filter(([name, field]) => value[name] !== undefined || field.widget !== "hidden");
+  return shownFields.map(([name, field]) => (
     <Field
       key={name}
       form={form}
@@ -224,12 +224,12 @@ function WordField(props: FieldProps) {
   const word = isObject(value) ? textOf(value.type) : textOf(value);
   const { type: _, ...settings } = isObject(value) ? value : {};
   const current = word || textOf(schema.default);
-  const set = (next: string, given: Values) =>
-    onChange(Object.keys(given).length > 0 || (next && !alone) ? { type: next, ...given } : next || undefined);
+  const set = (next: string, current: Values) =>
+    onChange(Object.keys(current).length > 0 || (next && !alone) ? { type: next, ...current } : next || undefined);
   const fields = variants[current]?.properties ?? {};
   const main = mainOf(fields, form.root);
   const rest = Object.keys(fields).filter((name) => !main.includes(name));
-  const shared = {
+  const commonProps = {
     form,
     schema: variants[current]!,
     value: settings,
@@ -252,16 +252,16 @@ function WordField(props: FieldProps) {
           </select>
         )}
       </Labelled>
-      {main.length > 0 && <Fields {...shared} only={main} />}
+      {main.length > 0 && <Fields {...commonProps} only={main} />}
       {rest.length > 0 && (
         <Details
           title={`${main.length > 0 ? "More settings" : "Settings"} of ${current}`}
-          given={withoutNames(settings, main)}
+          current={withoutNames(settings, main)}
           problems={form.problems}
           path={path}
           names={rest}
         >
-          <Fields {...shared} only={rest} />
+          <Fields {...commonProps} only={rest} />
         </Details>
       )}
     </>
@@ -274,8 +274,8 @@ function UnionField(props: FieldProps) {
   const id = useId();
   const kinds = schema.anyOf!.map((option) => resolveSchema(option, form.root));
   const fitting = kinds.findIndex((option) => fits(value, option));
-  const [chosen, setChosen] = useState(Math.max(0, fitting));
-  const index = value === undefined || fitting < 0 ? chosen : fitting;
+  const [selectedIndex, setSelectedIndex] = useState(Math.max(0, fitting));
+  const index = value === undefined || fitting < 0 ? selectedIndex : fitting;
   const { anyOf: _, ...beside } = schema;
   const kind = { ...kinds[index]!, description: beside.description, default: beside.default };
   return (
@@ -287,12 +287,12 @@ function UnionField(props: FieldProps) {
         id={id}
         value={index}
         onChange={(event) => {
-          setChosen(Number(event.target.value));
+          setSelectedIndex(Number(event.target.value));
           onChange(undefined);
         }}
       >
-        {kinds.map((option, at) => (
-          <option key={at} value={at}>
+        {kinds.map((option, position) => (
+          <option key={position} value={position}>
             {kindOf(option)}
           </option>
         ))}
@@ -321,30 +321,30 @@ function fits(value: unknown, schema: JsonSchema): boolean {
 function Group(props: FieldProps) {
   const { form, schema, value, onChange, path, name, required } = props;
   const set = (next: Values) => onChange(Object.keys(next).length || required ? next : undefined);
-  const shared = { form, schema, value, path, onChange: set };
+  const commonProps = { form, schema, value, path, onChange: set };
   const main = mainOf(schema.properties, form.root);
   if (main.length > 0) {
     const rest = Object.keys(schema.properties!).filter((option) => !main.includes(option));
     return (
       <fieldset>
         <legend>{labelOf(name)}</legend>
-        <Fields {...shared} only={main} />
+        <Fields {...commonProps} only={main} />
         <Details
           title={`More ${labelOf(name).toLowerCase()}`}
-          given={isObject(value) ? withoutNames(value, main) : value}
+          current={isObject(value) ? withoutNames(value, main) : value}
           problems={form.problems}
           path={path}
           names={rest}
         >
-          <Fields {...shared} only={rest} />
+          <Fields {...commonProps} only={rest} />
         </Details>
       </fieldset>
     );
   }
-  const fields = <Fields {...shared} />;
+  const fields = <Fields {...commonProps} />;
   if (!required)
     return (
-      <Details title={labelOf(name)} given={value} problems={form.problems} path={path} help={schema.description}>
+      <Details title={labelOf(name)} current={value} problems={form.problems} path={path} help={schema.description}>
         {fields}
       </Details>
     );
@@ -362,7 +362,7 @@ const withoutNames = (value: Values, names: readonly string[]): Values =>
 /** Settings that are folded away until one is given or wrong. */
 function Details(props: {
   title: string;
-  given: unknown;
+  current: unknown;
   problems: readonly ProblemReason[];
   path: string;
   /** The fields inside, where these are not all of the path's. */
@@ -370,7 +370,7 @@ function Details(props: {
   help?: string;
   children: ReactNode;
 }) {
-  const num = isObject(props.given) ? Object.keys(props.given).length : 0;
+  const num = isObject(props.current) ? Object.keys(props.current).length : 0;
   const paths = props.names?.map((name) => join(props.path, name)) ?? [props.path];
   const isWrong = props.problems.some((problem) =>
     paths.some((fieldPath) => problem.field === fieldPath || problem.field.startsWith(`${fieldPath}.`)),
@@ -434,12 +434,14 @@ function ListField(props: FieldProps) {
                 path={join(path, index)}
                 required
                 value={item ?? undefined}
-                onChange={(next) => set(items.map((option, at) => (at === index ? (next ?? null) : option)))}
+                onChange={(next) =>
+                  set(items.map((option, position) => (position === index ? (next ?? null) : option)))
+                }
               />
               <button
                 type="button"
                 aria-label={`Remove ${labelOf(name)} ${index + 1}`}
-                onClick={() => set(items.filter((_, at) => at !== index))}
+                onClick={() => set(items.filter((_, position) => position !== index))}
               >
                 ✕
               </button>
@@ -465,10 +467,10 @@ function emptyOf(schema: JsonSchema, root: JsonSchema): unknown {
 /** Names of the user's own, each with a value. */
 function MapField(props: FieldProps) {
   const { form, schema, value, onChange, path, name } = props;
-  const [added, setAdded] = useState("");
+  const [newKey, setNewKey] = useState("");
   const settings = isObject(value) ? value : {};
-  const any = typeof schema.additionalProperties === "object" ? schema.additionalProperties : {};
-  const item = resolveSchema(Object.values(schema.patternProperties ?? {})[0] ?? any, form.root);
+  const itemSchema = typeof schema.additionalProperties === "object" ? schema.additionalProperties : {};
+  const item = resolveSchema(Object.values(schema.patternProperties ?? {})[0] ?? itemSchema, form.root);
   const set = (next: Values) => onChange(Object.keys(next).length ? next : undefined);
   const names = (schema.propertyNames as JsonSchema | undefined)?.enum?.map(textOf);
   const isFree = !item.type && !item.anyOf && !item.properties;
@@ -476,17 +478,17 @@ function MapField(props: FieldProps) {
     <Labelled field={props} isGroup wide>
       {() => (
         <>
-          {Object.entries(settings).map(([key, one]) => (
+          {Object.entries(settings).map(([key, setting]) => (
             <div className="item" key={key}>
               {isFree ? (
-                <JsonField name={key} value={one} onChange={(next) => set(withValue(settings, key, next))} />
+                <JsonField name={key} value={setting} onChange={(next) => set(withValue(settings, key, next))} />
               ) : (
                 <Field
                   form={form}
                   schema={item}
                   name={key}
                   path={join(path, key)}
-                  value={one ?? undefined}
+                  value={setting ?? undefined}
                   onChange={(next) => set({ ...settings, [key]: next ?? null })}
                 />
               )}
@@ -503,8 +505,8 @@ function MapField(props: FieldProps) {
             {names ? (
               <select
                 aria-label={`New name in ${labelOf(name)}`}
-                value={added}
-                onChange={(event) => setAdded(event.target.value)}
+                value={newKey}
+                onChange={(event) => setNewKey(event.target.value)}
               >
                 <option value="">choose</option>
                 {names
@@ -518,16 +520,16 @@ function MapField(props: FieldProps) {
                 type="text"
                 aria-label={`New name in ${labelOf(name)}`}
                 placeholder="name"
-                value={added}
-                onChange={(event) => setAdded(event.target.value)}
+                value={newKey}
+                onChange={(event) => setNewKey(event.target.value)}
               />
             )}
             <button
               type="button"
-              disabled={!added || added in settings}
+              disabled={!newKey || newKey in settings}
               onClick={() => {
-                set({ ...settings, [added]: isFree ? "" : emptyOf(item, form.root) });
-                setAdded("");
+                set({ ...settings, [newKey]: isFree ? "" : emptyOf(item, form.root) });
+                setNewKey("");
               }}
             >
               Add
@@ -539,7 +541,7 @@ function MapField(props: FieldProps) {
   );
 }
 
-/** Any JSON: what is not JSON is a text. */
+/** Any JSON; other input is a text. */
 function JsonField({ name, value, onChange }: { name: string; value: unknown; onChange: (value: unknown) => void }) {
   const id = useId();
   return (

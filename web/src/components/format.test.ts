@@ -30,7 +30,7 @@ describe("formatDuration", () => {
 });
 
 describe("times", () => {
-  const at = new Date(2026, 10, 28, 4, 5, 6).getTime() / 1000;
+  const time = new Date(2026, 10, 28, 4, 5, 6).getTime() / 1000;
 
   it("are empty where nothing has happened", () => {
     expect(formatTime(null)).toBe("");
@@ -38,17 +38,17 @@ describe("times", () => {
   });
 
   it("have seconds in full and none in short", () => {
-    expect(formatTime(at)).toMatch(/2026.*:05:06/);
-    expect(formatShortTime(at)).toMatch(/28.*04:05/);
-    expect(formatShortTime(at)).not.toMatch(/2026|:06/);
+    expect(formatTime(time)).toMatch(/2026.*:05:06/);
+    expect(formatShortTime(time)).toMatch(/28.*04:05/);
+    expect(formatShortTime(time)).not.toMatch(/2026|:06/);
   });
 
   it("tell the runs of one template apart in the title of a result", () => {
     const title = (hours: number, node?: string) =>
-      titleOfResult({ run_name: "qa-pipeline", ended: at + hours * 3600, ...(node && { node }) });
+      titleOfResult({ run_name: "qa-pipeline", ended: time + hours * 3600, ...(node && { node }) });
     expect(title(0, "evaluator")).toMatch(/^qa-pipeline, .*04:05.*, evaluator$/);
     expect(title(0)).not.toBe(title(1));
-    expect(titleOfResult({ run_name: "", ended: at })).toMatch(/^run, /);
+    expect(titleOfResult({ run_name: "", ended: time })).toMatch(/^run, /);
   });
 });
 

@@ -23,8 +23,8 @@ export const memoryOf = (job: string, machineState: GpuList | undefined): string
       gpu.processes
         .filter((process) => process.job === job)
         .map((process) => {
-          const used = process.memory_mb == null ? "an unknown part" : formatBytes(process.memory_mb * MIB);
-          return `${used} of ${formatBytes(gpu.memory_total_mb * MIB)} on GPU ${gpu.index}`;
+          const usedMemory = process.memory_mb == null ? "an unknown part" : formatBytes(process.memory_mb * MIB);
+          return `${usedMemory} of ${formatBytes(gpu.memory_total_mb * MIB)} on GPU ${gpu.index}`;
         }),
     )
     .join(", ");

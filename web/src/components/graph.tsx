@@ -192,8 +192,8 @@ export function edgesOf(nodes: readonly GraphNode[], groups: PortGroups, editabl
     const direct = new Set<string>();
     for (const link of linksInto(node)) {
       if (!byId.get(link.from)?.makes.includes(link.makes)) continue;
-      const linked = node.needs.includes(link.from);
-      if (linked) direct.add(link.from);
+      const isLinked = node.needs.includes(link.from);
+      if (isLinked) direct.add(link.from);
       const isSame = link.makes === link.takes;
       edges.push({
         id: `${link.from}:${link.makes}->${node.id}${isSame ? "" : `:${link.takes}`}`,
@@ -201,10 +201,10 @@ export function edgesOf(nodes: readonly GraphNode[], groups: PortGroups, editabl
         target: node.id,
         sourceHandle: link.makes,
         targetHandle: handleOf(groups, link.takes),
-        className: `link link-${groupOf(groups, link.takes)}${linked ? "" : " link-through"}`,
-        deletable: linked && editable,
-        selectable: linked && editable,
-        focusable: linked && editable,
+        className: `link link-${groupOf(groups, link.takes)}${isLinked ? "" : " link-through"}`,
+        deletable: isLinked && editable,
+        selectable: isLinked && editable,
+        focusable: isLinked && editable,
         ariaLabel: `${link.from} gives ${link.makes} to ${node.id}${isSame ? "" : ` as ${link.takes}`}`,
       });
     }
@@ -274,11 +274,11 @@ function Graph({ nodes, selected, onSelect, label, palette }: ChainGraphProps & 
   const flow = useReactFlow();
   const shape = nodes.map((node) => `${node.id}<${node.needs.join()}`).join(";");
   const positions = useMemo(() => {
-    const sized = nodes.map((node) => {
+    const sizedNodes = nodes.map((node) => {
       const data = dataOf(node, groups);
       return { id: node.id, needs: node.needs, takes: data.takes.length, makes: data.makes.length };
     });
-    return layOut(sized);
+    return layOut(sizedNodes);
     // eslint-disable-next-line
   }, [shape]);
   useEffect(() => {

@@ -6,7 +6,7 @@ import { textOf, type JsonSchema } from "./schema";
 
 type Values = Record<string, unknown>;
 
-/** A value that a text field offers, and what is said next to it. */
+/** A suggestion of a text field, with its note. */
 export interface Choice {
   value: string;
   label?: string;
@@ -72,7 +72,7 @@ export function NumberInput({ schema, form, path, value, onChange, ids }: WithId
 export function TextInput({ schema, form, path, value, onChange, ids }: WithIds) {
   const list = useId();
   const choices = form.choices[path];
-  const shared = {
+  const commonProps = {
     ...ids,
     value: textOf(value),
     placeholder: textOf(defaultOf({ form, path, schema })),
@@ -81,10 +81,10 @@ export function TextInput({ schema, form, path, value, onChange, ids }: WithIds)
   };
   const isLong = schema.widget === "textarea" || textOf(value).includes("\n");
   return isLong ? (
-    <textarea {...shared} rows={4} />
+    <textarea {...commonProps} rows={4} />
   ) : (
     <>
-      <input {...shared} type="text" autoComplete="off" spellCheck={false} list={choices && list} />
+      <input {...commonProps} type="text" autoComplete="off" spellCheck={false} list={choices && list} />
       {choices && (
         <datalist id={list}>
           {choices.map((choice) => (

@@ -35,7 +35,7 @@ export function Interval({ value, scale }: { value: IntervalValue; scale?: numbe
   const verdict = verdictOf(value);
   const [low, high] = [value.low ?? value.mean, value.high ?? value.mean];
   const most = scale || Math.max(Math.abs(low), Math.abs(high)) || 1;
-  const x = (at: number) => WIDTH / 2 + (Math.max(-1, Math.min(1, at / most)) * (WIDTH - 8)) / 2;
+  const x = (value: number) => WIDTH / 2 + (Math.max(-1, Math.min(1, value / most)) * (WIDTH - 8)) / 2;
   return (
     <span className={`interval interval-${verdict}`}>
       <span className="range-text">{intervalText(value)}</span>{" "}

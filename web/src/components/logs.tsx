@@ -13,11 +13,11 @@ export interface LogLine {
 
 export interface LogViewProps {
   lines: readonly LogLine[];
-  /** What the log waits for: `live`, `reconnecting`, `ended` … */
+  /** State of the stream: `live`, `reconnecting`, `ended` … */
   state?: string;
   /** Name of the file that a download writes. */
   fileName?: string;
-  /** What is before the first line and not read yet. */
+  /** Loader of the lines before the first one. */
   earlier?: { bytes: number; isFull: boolean; isLoading: boolean; onLoad: () => void };
   /** What else is above the lines, such as which log is shown. */
   children?: ReactNode;
@@ -34,10 +34,10 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
   const frame = useRef<HTMLDivElement>(null);
   const [search, setSearch] = useState("");
   const [follows, setFollows] = useState(true);
-  const [paused, setPaused] = useState<readonly LogLine[] | null>(null);
+  const [pausedLines, setPausedLines] = useState<readonly LogLine[] | null>(null);
   const [top, setTop] = useState(0);
-  const before = useRef(0);
-  const source = paused ?? lines;
+  const previousHeight = useRef(0);
+  const source = pausedLines ?? lines;
   const matches = useMemo(() => {
     const needle = search.toLowerCase();
     return needle ? source.filter((line) => line.text.toLowerCase().includes(needle)) : source;
@@ -65,8 +65,8 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
     setTop(scrollTop);
     // Lines that came meanwhile also leave the end out of sight: only who scrolls up stops following.
     if (scrollHeight - scrollTop - clientHeight < LINE_PX) setFollows(true);
-    else if (scrollTop < before.current) setFollows(false);
-    before.current = scrollTop;
+    else if (scrollTop < previousHeight.current) setFollows(false);
+    previousHeight.current = scrollTop;
   };
   const first = Math.max(0, Math.floor(top / LINE_PX) - AROUND);
   const visible = matches.slice(first, first + 2 * AROUND + 60);
@@ -87,8 +87,12 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
         <button type="button" aria-pressed={follows} onClick={() => setFollows(!follows)}>
           Follow
         </button>
-        <button type="button" aria-pressed={paused !== null} onClick={() => setPaused(paused ? null : lines)}>
-          {paused ? `Show ${lines.length - paused.length} new` : "Pause the log"}
+        <button
+          type="button"
+          aria-pressed={pausedLines !== null}
+          onClick={() => setPausedLines(pausedLines ? null : lines)}
+        >
+          {pausedLines ? `Show ${lines.length - pausedLines.length} new` : "Pause the log"}
         </button>
         <button type="button" onClick={() => download(fileName, lines)}>
           Download
@@ -104,7 +108,7 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
           {earlier.isFull ? (
             "This page keeps no more of the log; read it by trainyard jobs logs."
           ) : (
-            <button type="button" disabled={earlier.isLoading || paused !== null} onClick={loadEarlier}>
+            <button type="button" disabled={earlier.isLoading || pausedLines !== null} onClick={loadEarlier}>
               Load earlier
             </button>
           )}
@@ -126,13 +130,13 @@ export function LogView({ lines, state = "", fileName = "log.txt", earlier, chil
 
 /** A text with what was searched for marked. */
 function Marked({ text, search }: { text: string; search: string }) {
-  const at = search ? text.toLowerCase().indexOf(search.toLowerCase()) : -1;
-  if (at < 0) return text;
+  const matchStart = search ? text.toLowerCase().indexOf(search.toLowerCase()) : -1;
+  if (matchStart < 0) return text;
   return (
     <>
-      {text.slice(0, at)}
-      <mark>{text.slice(at, at + search.length)}</mark>
-      {text.slice(at + search.length)}
+      {text.slice(0, matchStart)}
+      <mark>{text.slice(matchStart, matchStart + search.length)}</mark>
+      {text.slice(matchStart + search.length)}
     </>
   );
 }

@@ -4,10 +4,10 @@ import { Fragment, type ReactNode } from "react";
 import { Problem, type ProblemReason } from "../api/client";
 import { Prose } from "./prose";
 
-export function Loading({ what = "Loading", onCancel }: { what?: string; onCancel?: () => void }) {
+export function Loading({ label = "Loading", onCancel }: { label?: string; onCancel?: () => void }) {
   return (
     <p className="loading" role="status">
-      {what} …{" "}
+      {label} …{" "}
       {onCancel && (
         <button type="button" onClick={onCancel}>
           Cancel
@@ -29,14 +29,14 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
 
 /** Reasons of a refusal, each once: of those that a form shows at their field, only the field is named. */
 export function ReasonList({ reasons, fieldOf }: { reasons: readonly ProblemReason[]; fieldOf?: FieldOf }) {
-  const marked = [...new Set(reasons.flatMap((reason) => fieldOf?.(reason) || []))];
-  const unmarked = reasons.filter((reason) => !fieldOf?.(reason));
+  const markedFields = [...new Set(reasons.flatMap((reason) => fieldOf?.(reason) || []))];
+  const otherReasons = reasons.filter((reason) => !fieldOf?.(reason));
   return (
     <ul>
-      {marked.length > 0 && (
+      {markedFields.length > 0 && (
         <li>
-          said at {marked.length === 1 ? "its field" : "their fields"}:{" "}
-          {marked.map((field, index) => (
+          said at {markedFields.length === 1 ? "its field" : "their fields"}:{" "}
+          {markedFields.map((field, index) => (
             <Fragment key={field}>
               {index > 0 && ", "}
               <code>{field}</code>
@@ -44,7 +44,7 @@ export function ReasonList({ reasons, fieldOf }: { reasons: readonly ProblemReas
           ))}
         </li>
       )}
-      {unmarked.map((reason, index) => (
+      {otherReasons.map((reason, index) => (
         <li key={index}>
           {reason.node && `${reason.node}: `}
           {reason.field && <code>{reason.field}</code>} <Prose text={reason.because} /> <Prose text={reason.instead} />{" "}
@@ -64,7 +64,7 @@ interface ProblemNoteProps {
   fieldOf?: FieldOf;
 }
 
-/** An error: what was given, why it is refused, what to do, its code and its trace. */
+/** An error: the given value, the reason, the next step, its code and its trace. */
 export function ProblemNote({ error, onRetry, fieldOf }: ProblemNoteProps) {
   const problem = error instanceof Problem ? error : new Problem(0, "", String((error as Error)?.message ?? error));
   // The reasons say the same, each with its field.

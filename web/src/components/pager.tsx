@@ -3,18 +3,18 @@
 import { useState } from "react";
 
 export interface PagerProps {
-  /** What is paged, for a screen reader: `Jobs`. */
+  /** Name of the list, for a screen reader: `Jobs`. */
   label: string;
   /** What of it is shown: `51 to 100 of 312`. */
-  shown?: string;
+  range?: string;
   hasPrevious: boolean;
   hasNext: boolean;
   onPrevious: () => void;
   onNext: () => void;
 }
 
-export function Pager({ label, shown, hasPrevious, hasNext, onPrevious, onNext }: PagerProps) {
-  if (!hasPrevious && !hasNext && !shown) return null;
+export function Pager({ label, range, hasPrevious, hasNext, onPrevious, onNext }: PagerProps) {
+  if (!hasPrevious && !hasNext && !range) return null;
   return (
     <nav className="actions" aria-label={`Pages of ${label}`}>
       <button type="button" disabled={!hasPrevious} onClick={onPrevious}>
@@ -23,9 +23,9 @@ export function Pager({ label, shown, hasPrevious, hasNext, onPrevious, onNext }
       <button type="button" disabled={!hasNext} onClick={onNext}>
         Next
       </button>
-      {shown && (
+      {range && (
         <span className="quiet" aria-live="polite">
-          {shown}
+          {range}
         </span>
       )}
     </nav>

@@ -27,11 +27,11 @@ export const toWords = (name: string): string => name.replaceAll("_", " ");
 
 /** A part of a result with its pages, a search and the choice of a reason. */
 export function RowsBrowser({
-  place,
+  location,
   part,
   onReason,
 }: {
-  place: Place;
+  location: Place;
   part: string;
   onReason?: (text: string) => void;
 }) {
@@ -47,8 +47,9 @@ export function RowsBrowser({
     ...(text && { text }),
   };
   const rows = useQuery({
-    queryKey: ["rows", place, query],
-    queryFn: () => dataOf(client.GET("/api/v1/artifacts/{run}/{node}/{port}/rows", { params: { path: place, query } })),
+    queryKey: ["rows", location, query],
+    queryFn: () =>
+      dataOf(client.GET("/api/v1/artifacts/{run}/{node}/{port}/rows", { params: { path: location, query } })),
     placeholderData: keepPreviousData,
   });
   const begin = (change: () => void) => {
@@ -70,7 +71,7 @@ export function RowsBrowser({
               {part === "dropped" && !reason && !text && <p>Nothing was dropped here.</p>}
             </Empty>
           ) : (
-            <RowsTable rows={page.rows} columns={page.columns} place={place} part={part} />
+            <RowsTable rows={page.rows} columns={page.columns} location={location} part={part} />
           )}
           <div className="actions" aria-live="polite">
             <button type="button" disabled={offsets.length < 2} onClick={() => setOffsets(offsets.slice(0, -1))}>
@@ -92,13 +93,13 @@ export function RowsBrowser({
 }
 
 function pageText(page: components["schemas"]["ArtifactRows"]): string {
-  const of = `${formatNumber(page.total)} rows`;
+  const totalText = `${formatNumber(page.total)} rows`;
   if (page.rows.length === 0)
     return page.next_offset == null
-      ? of
-      : `nothing up to row ${formatNumber(page.next_offset)} of ${of}: Next searches on`;
+      ? totalText
+      : `nothing up to row ${formatNumber(page.next_offset)} of ${totalText}: Next searches on`;
   const [first, last] = [page.rows[0].index, page.rows[page.rows.length - 1].index];
-  return `rows ${formatNumber(first)} to ${formatNumber(last)} of ${of}, counted from 0`;
+  return `rows ${formatNumber(first)} to ${formatNumber(last)} of ${totalText}, counted from 0`;
 }
 
 interface FilterProps {
@@ -145,12 +146,12 @@ interface RowsTableProps {
   rows: readonly StoredRow[];
   columns?: readonly string[];
   /** Where the rows are, so that a row that was cut can be read whole. */
-  place?: Place;
+  location?: Place;
   part?: string;
 }
 
 /** Rows as a table; a column without any value is left out. */
-export function RowsTable({ rows, columns, place, part }: RowsTableProps) {
+export function RowsTable({ rows, columns, location, part }: RowsTableProps) {
   const names = columns ?? [...new Set(rows.flatMap((row) => Object.keys(row.values)))];
   const visible = names.filter((name) => rows.some((row) => !isEmpty(row.values[name])));
   return (
@@ -165,7 +166,9 @@ export function RowsTable({ rows, columns, place, part }: RowsTableProps) {
           cell: (row) => (
             <>
               {formatNumber(row.index)}
-              {row.cut && row.cut.length > 0 && place && part && <WholeRow row={row} place={place} part={part} />}
+              {row.cut && row.cut.length > 0 && location && part && (
+                <WholeRow row={row} location={location} part={part} />
+              )}
             </>
           ),
         },
@@ -201,12 +204,12 @@ export function Value({ value }: { value: unknown }): ReactNode {
 
 /** Text; the row of a quarantine is itself a row as JSON. */
 function TextValue({ text }: { text: string }) {
-  const inner = text.startsWith("{") ? parsed(text) : null;
+  const inner = text.startsWith("{") ? parseObject(text) : null;
   if (inner && Array.isArray(inner.messages) && inner.messages.every(isTurn)) return <Turns turns={inner.messages} />;
   return <span className="cell-text">{text}</span>;
 }
 
-function parsed(text: string): Record<string, unknown> | null {
+function parseObject(text: string): Record<string, unknown> | null {
   try {
     return JSON.parse(text);
   } catch {
@@ -231,14 +234,15 @@ function Turns({ turns }: { turns: readonly Turn[] }) {
 }
 
 /** A button next to a row whose texts were cut: the whole row in a dialog. */
-function WholeRow({ row, place, part }: { row: StoredRow; place: Place; part: string }) {
+function WholeRow({ row, location, part }: { row: StoredRow; location: Place; part: string }) {
   const dialog = useRef<HTMLDialogElement>(null);
-  const [wanted, setWanted] = useState(false);
+  const [isRequested, setIsRequested] = useState(false);
   const query = { part, offset: row.index, limit: 1, text_chars: WHOLE_CHARS };
   const whole = useQuery({
-    queryKey: ["row", place, query],
-    queryFn: () => dataOf(client.GET("/api/v1/artifacts/{run}/{node}/{port}/rows", { params: { path: place, query } })),
-    enabled: wanted,
+    queryKey: ["row", location, query],
+    queryFn: () =>
+      dataOf(client.GET("/api/v1/artifacts/{run}/{node}/{port}/rows", { params: { path: location, query } })),
+    enabled: isRequested,
   });
   return (
     <>
@@ -246,7 +250,7 @@ function WholeRow({ row, place, part }: { row: StoredRow; place: Place; part: st
         type="button"
         title={`Cut: ${row.cut?.join(", ")}`}
         onClick={() => {
-          setWanted(true);
+          setIsRequested(true);
           dialog.current?.showModal();
         }}
       >

@@ -39,7 +39,7 @@ export interface JsonSchema {
   [key: string]: unknown;
 }
 
-/** The schema that a reference names, with what is said next to the reference; without `null` among its kinds. */
+/** The schema that a reference names, merged with the keys next to the reference; without `null` among its kinds. */
 export function resolveSchema(schema: JsonSchema, root: JsonSchema): JsonSchema {
   if (schema.$ref) {
     const { $ref, ...beside } = schema;
@@ -85,7 +85,7 @@ export function wordsOf(schema: JsonSchema, root: JsonSchema): Record<string, Js
   );
 }
 
-/** Whether a form of this schema has a field with this path, which shows what is wrong with it. */
+/** Whether a form of this schema has a field with this path, which shows its problem. */
 export function hasField(schema: JsonSchema, root: JsonSchema, path: readonly string[]): boolean {
   const target = resolveSchema(schema, root);
   const variants = wordsOf(target, root);
@@ -100,7 +100,7 @@ export function hasField(schema: JsonSchema, root: JsonSchema, path: readonly st
 /** Whether the word alone is a value, too. */
 export const isWordAlone = (schema: JsonSchema): boolean => !schema.oneOf;
 
-/** What is wrong with a value that is a text, a number or a list of them; empty for what is right or not given. */
+/** The problem of a text, a number or a list of them; empty for a valid or missing value. */
 export function describeInvalid(value: unknown, schema: JsonSchema): string {
   if (value === undefined) return "";
   const { errors, valid } = new Validator(schema as never, "2020-12").validate(value);

@@ -6,8 +6,8 @@ const KEY = "trainyard.theme";
 
 /** Apply the stored choice before the first paint. */
 export function applyTheme(): void {
-  const stored = localStorage.getItem(KEY);
-  if (stored === "light" || stored === "dark") document.documentElement.dataset.theme = stored;
+  const savedTheme = localStorage.getItem(KEY);
+  if (savedTheme === "light" || savedTheme === "dark") document.documentElement.dataset.theme = savedTheme;
 }
 
 export function ThemeButton() {

@@ -34,12 +34,12 @@ const isReadable = (file: File): boolean =>
 export function Upload({
   onUploaded,
   documents = false,
-  what = documents ? "documents" : "a file",
+  label: noun = documents ? "documents" : "a file",
 }: {
   onUploaded: (path: string) => void;
   /** Whether several files, and folders, are one data set. */
   documents?: boolean;
-  what?: string;
+  label?: string;
 }) {
   const { allows } = useLogin();
   const queries = useQueryClient();
@@ -47,9 +47,9 @@ export function Upload({
   const fileInput = useRef<HTMLInputElement>(null);
   const folder = useRef<HTMLInputElement>(null);
   const stop = useRef<AbortController | null>(null);
-  const [sent, setSent] = useState<Sent | null>(null);
+  const [transfer, setTransfer] = useState<Sent | null>(null);
   const [problem, setProblem] = useState<unknown>(null);
-  const [done, setDone] = useState("");
+  const [message, setMessage] = useState("");
   const limits = useQuery({
     queryKey: ["data", "folder", ""],
     queryFn: () => dataOf(client.GET("/api/v1/data", { params: { query: {} } })),
@@ -61,11 +61,11 @@ export function Upload({
     const files = selection.filter(isReadable);
     if (files.length === 0) return;
     setProblem(null);
-    setDone("");
+    setMessage("");
     stop.current = new AbortController();
     const total = files.reduce((sum, file) => sum + file.size, 0);
     const into = files.length > 1 || files[0]!.webkitRelativePath ? folderOf(files) : "";
-    let before = 0;
+    let previousBytes = 0;
     try {
       const large = files.find((file) => file.size > most);
       if (large)
@@ -78,23 +78,23 @@ export function Upload({
         );
       let path = "";
       for (const file of files) {
-        const progress = (bytes: number) => setSent({ name: file.name, bytes: before + bytes, total });
+        const progress = (bytes: number) => setTransfer({ name: file.name, bytes: previousBytes + bytes, total });
         progress(0);
-        const stored = await uploadFile(file, {
+        const uploadedFile = await uploadFile(file, {
           name: nameOf(file),
           folder: into,
           signal: stop.current.signal,
           onProgress: progress,
         });
-        before += file.size;
-        path = stored.folder_path || stored.path;
+        previousBytes += file.size;
+        path = uploadedFile.folder_path || uploadedFile.path;
       }
-      setDone(path);
+      setMessage(path);
       onUploaded(path);
     } catch (error) {
       if (!(error instanceof DOMException && error.name === "AbortError")) setProblem(error);
     } finally {
-      setSent(null);
+      setTransfer(null);
       await queries.invalidateQueries({ queryKey: ["data"] });
     }
   };
@@ -116,30 +116,31 @@ export function Upload({
   const accept = (documents ? [...DOCUMENTS, ...ROWS] : [...ROWS, ...DOCUMENTS]).join(",");
   return (
     <div className="upload">
-      {input(fileInput, { accept, multiple: documents }, `File to upload for ${what}`)}
-      {documents && input(folder, { webkitdirectory: "" }, `Folder to upload for ${what}`)}
+      {input(fileInput, { accept, multiple: documents }, `File to upload for ${noun}`)}
+      {documents && input(folder, { webkitdirectory: "" }, `Folder to upload for ${noun}`)}
       <div className="actions">
-        <button type="button" disabled={sent !== null} onClick={() => fileInput.current?.click()}>
-          Upload {what}
+        <button type="button" disabled={transfer !== null} onClick={() => fileInput.current?.click()}>
+          Upload {noun}
         </button>
         {documents && (
-          <button type="button" disabled={sent !== null} onClick={() => folder.current?.click()}>
+          <button type="button" disabled={transfer !== null} onClick={() => folder.current?.click()}>
             Upload a folder
           </button>
         )}
       </div>
-      {sent && (
+      {transfer && (
         <p role="status" className="quiet">
-          <label htmlFor={id}>{sent.name}</label> <progress id={id} value={sent.bytes} max={Math.max(1, sent.total)} />{" "}
-          {formatBytes(sent.bytes)} of {formatBytes(sent.total)}{" "}
+          <label htmlFor={id}>{transfer.name}</label>{" "}
+          <progress id={id} value={transfer.bytes} max={Math.max(1, transfer.total)} /> {formatBytes(transfer.bytes)} of{" "}
+          {formatBytes(transfer.total)}{" "}
           <button type="button" onClick={() => stop.current?.abort()}>
             Cancel
           </button>
         </p>
       )}
-      {done && !sent && (
+      {message && !transfer && (
         <p role="status" className="quiet">
-          uploaded as <code>{done}</code>
+          uploaded as <code>{message}</code>
         </p>
       )}
       {problem !== null && <ProblemNote error={problem} />}

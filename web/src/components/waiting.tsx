@@ -10,7 +10,7 @@ const REASONS: Record<string, string> = {
   limit: "the device's limit of the server",
 };
 
-/** Who has a device; a job is a link. */
+/** Holder of a device; a job is a link. */
 export function HolderName({ holder }: { holder: DeviceHolder }) {
   if (holder.kind !== "job" || !holder.run)
     return (

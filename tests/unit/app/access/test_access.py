@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.unit.app.stack.test_stack import record
+from tests.unit.app.stack.test_stack import make_record
 from trainyard.app import services as stack
 from trainyard.app.access import access
 from trainyard.app.stack import doctor
@@ -50,14 +50,14 @@ class Unlocked(Locked):
 def locked() -> Iterator[str]:
     """The address of a server of this home that asks for `MINE`; its process is this one."""
     with serving(LoopbackServer(Locked)) as running:
-        record(settings(), "server", f"{running.url}/api")
+        make_record(settings(), "server", f"{running.url}/api")
         yield f"{running.url}/api"
 
 
 @pytest.fixture
 def unlocked() -> Iterator[str]:
     with serving(LoopbackServer(Unlocked)) as running:
-        record(settings(), "server", f"{running.url}/api")
+        make_record(settings(), "server", f"{running.url}/api")
         yield f"{running.url}/api"
 
 
@@ -118,7 +118,7 @@ def test_a_string_and_no_auth_contradict_and_the_string_is_not_told(monkeypatch:
 
 def test_only_the_home_s_own_server_is_told_the_string(monkeypatch: pytest.MonkeyPatch) -> None:
     text = keep_auth(settings())
-    record(settings(), "server", URL)
+    make_record(settings(), "server", URL)
     assert stack.prefect_environment(settings(), URL)[CLIENT_VARIABLE] == text
     assert CLIENT_VARIABLE not in stack.prefect_environment(settings(), "http://elsewhere:4200/api")
     monkeypatch.setenv(SERVER_VARIABLE, text)

@@ -26,7 +26,7 @@ def context(home: Path) -> Context:
     return Context(settings(), say=ignore, caller=Caller("ci", remote=True), surface="rest", trace="abc")
 
 
-def entries(context: Context, **filters: Any) -> tuple[AuditRow, ...]:
+def list_entries(context: Context, **filters: Any) -> tuple[AuditRow, ...]:
     assert verify_audit(Nothing(), context).problems == ()
     return list_audit(AuditInput(**filters), context).entries
 
@@ -38,10 +38,10 @@ def ask(operation: str, context: Context, /, **fields: Any) -> Any:
 def test_what_is_looked_at_has_no_entry_and_what_is_changed_has_one(context: Context) -> None:
     ask("templates", context)
     ask("tokens list", context)
-    assert entries(context) == ()
+    assert list_entries(context) == ()
     with pytest.raises(NotFound):
         ask("tokens revoke", context, name="x")
-    (entry,) = entries(context)
+    (entry,) = list_entries(context)
     assert entry.model_dump(exclude={"id", "time", "seconds", "request"}) == {
         "caller": "ci", "tenant": "", "surface": "rest", "operation": "tokens revoke", "fields": {"name": "x"},
         "trace": "abc", "outcome": "failed", "code": "E-NOT-FOUND", "targets": {"name": "x"},
@@ -57,17 +57,17 @@ def test_every_surface_and_the_filters(context: Context) -> None:
         ask("tokens create", context, name="c")
     with pytest.raises(Denied):
         ask("gc", replace(context, caller=Caller("small", Scope.READ, "blue", remote=True)))
-    rows = [(entry.surface, entry.caller, entry.operation, entry.outcome) for entry in entries(context)]
+    rows = [(entry.surface, entry.caller, entry.operation, entry.outcome) for entry in list_entries(context)]
     assert rows == [
         ("rest", "small", "gc", "denied"), ("rest", "ci", "tokens create", "denied"),
         ("cli", "owner", "tokens create", "done"), ("python", "owner", "tokens revoke", "failed"),
     ]  # fmt: skip
-    assert len(entries(context, caller="owner")) == 2
-    assert len(entries(context, operation="tokens create", outcome="denied")) == 1
-    assert len(entries(context, tenant="blue")) == 1
-    assert len(entries(context, limit=3)) == 3
-    assert len(entries(context, hours=1)) == 4
-    assert entries(context, hours=1e-9) == ()
+    assert len(list_entries(context, caller="owner")) == 2
+    assert len(list_entries(context, operation="tokens create", outcome="denied")) == 1
+    assert len(list_entries(context, tenant="blue")) == 1
+    assert len(list_entries(context, limit=3)) == 3
+    assert len(list_entries(context, hours=1)) == 4
+    assert list_entries(context, hours=1e-9) == ()
 
 
 def test_a_call_that_was_killed_is_unfinished(context: Context) -> None:
@@ -77,14 +77,14 @@ def test_a_call_that_was_killed_is_unfinished(context: Context) -> None:
             "operation": "jobs cancel", "request": "", "fields": {},
         }
     )  # fmt: skip
-    (entry,) = entries(context)
+    (entry,) = list_entries(context)
     assert entry.outcome == "unfinished"
-    assert entries(context, outcome="unfinished") == (entry,)
+    assert list_entries(context, outcome="unfinished") == (entry,)
 
 
 def test_a_token_is_not_in_the_entry_of_its_creation(context: Context) -> None:
     token = ask("tokens create", replace(context, caller=OWNER), name="b", scope="run")
-    assert token.token not in str(entries(context))
+    assert token.token not in str(list_entries(context))
 
 
 def test_without_a_log_nothing_is_done_for_the_network_and_all_for_the_owner(context: Context) -> None:

@@ -139,12 +139,12 @@ def test_a_tenant_sees_its_own_versions(two_tenants: Context) -> None:
 def test_another_tenant_s_versions_do_not_exist_in_the_same_words(
     name: str, field: str, version: str, two_tenants: Context
 ) -> None:
-    def refused(value: str) -> str:
+    def get_refusal(value: str) -> str:
         with pytest.raises((NotFound, InvalidInput, Conflict)) as error:
             ask(f"adapters {name}", two_tenants, **{field: value})
         return str(error.value).replace(value.partition("/")[0], "TENANT")
 
-    assert refused(f"red/bot{version}") == refused(f"nobody/bot{version}")
+    assert get_refusal(f"red/bot{version}") == get_refusal(f"nobody/bot{version}")
     assert sorted(path.name for path in two_tenants.settings.adapters.iterdir()) == ["blue", "red"]
     assert AdapterRegistry(two_tenants.settings.adapters).live("red", "bot").version == 1
 

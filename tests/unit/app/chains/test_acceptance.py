@@ -67,20 +67,20 @@ def source(path: str = "rows.jsonl", **config: Any) -> Node:
     return {"type": "data_source", "config": {"path": path, "format": "openai", **config}}
 
 
-def written(folder: Path, *nodes: Node) -> Path:
+def write_chain(folder: Path, *nodes: Node) -> Path:
     path = folder / "chain.yaml"
     path.write_text(yaml.safe_dump({"nodes": list(nodes)}), encoding="utf-8")
     return path
 
 
-def checked(context: Context, path: Path) -> FileCheck:
+def check_file(context: Context, path: Path) -> FileCheck:
     (file,) = check(CheckInput(files=(path,)), context).files
     return file
 
 
-def lines(context: Context, path: Path) -> list[str]:
+def list_reasons(context: Context, path: Path) -> list[str]:
     """The reasons that check, plan and run give for a file, which are the same."""
-    reason_lines = [reason["line"] for reason in checked(context, path).reasons]
+    reason_lines = [reason["line"] for reason in check_file(context, path).reasons]
     planned = plan(PlanInput(target=str(path)), context)
     assert [refusal["line"] for refusal in planned.refusals] == reason_lines
     assert planned.exit_code == (Refused.exit_code if reason_lines else 0)
@@ -94,7 +94,7 @@ def lines(context: Context, path: Path) -> list[str]:
 
 
 def codes(context: Context, path: Path) -> list[str]:
-    return [line.split()[0] for line in lines(context, path)]
+    return [line.split()[0] for line in list_reasons(context, path)]
 
 
 # Files and models
@@ -104,7 +104,7 @@ def test_check_plan_and_run_refuse_a_missing_file_and_a_missing_model_with_the_s
     context: Context, work: Path
 ) -> None:
     nodes = source("gone.jsonl"), {"type": "validator"}, trainer(base_model="./no-model")
-    reason_lines = lines(context, written(work, *nodes))
+    reason_lines = list_reasons(context, write_chain(work, *nodes))
     assert [line.split(": ")[0] for line in reason_lines] == [
         "E-DATA-NOT-FOUND data-source.config.path", "E-MODEL-NOT-FOUND trainer.config.base_model",
     ]  # fmt: skip
@@ -114,7 +114,7 @@ def test_check_plan_and_run_refuse_a_missing_file_and_a_missing_model_with_the_s
 
 
 def test_a_chain_whose_files_are_here_is_accepted(context: Context, work: Path) -> None:
-    assert lines(context, written(work, source(), trainer())) == []
+    assert list_reasons(context, write_chain(work, source(), trainer())) == []
 
 
 def test_a_job_with_a_missing_file_is_refused_before_a_server_is_looked_for(context: Context, work: Path) -> None:
@@ -138,19 +138,19 @@ def test_each_place_that_names_a_file_is_looked_at(
     here: Settings, context: Context, work: Path, field: str, nodes: list[Node]
 ) -> None:
     context = Context(here.model_copy(update={"allow_scripts": True}), say=context.say)
-    (reason,) = checked(context, written(work, *nodes)).reasons
+    (reason,) = check_file(context, write_chain(work, *nodes)).reasons
     assert reason["field"] == field
 
 
 def test_a_model_of_the_hub_that_is_not_here_is_refused_while_the_hub_is_not_asked(
     context: Context, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(work, source(), trainer(base_model="org/not-here"))
+    path = write_chain(work, source(), trainer(base_model="org/not-here"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (line,) = lines(context, path)
+    (line,) = list_reasons(context, path)
     assert line.startswith("E-MODEL-NOT-FOUND trainer.config.base_model: There is no model 'org/not-here'")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    assert lines(context, path) == []
+    assert list_reasons(context, path) == []
 
 
 def test_the_line_that_a_refused_path_prints_allows_it(
@@ -162,15 +162,15 @@ def test_the_line_that_a_refused_path_prints_allows_it(
     home.mkdir()
     for name in ("first", "second"):
         root_settings = load_settings(working_folder=work, default_base_model=str(tiny_model))
-        path = written(work, source(str(tmp_path / name / "rows.jsonl")), trainer())
-        (reason,) = checked(Context(root_settings, say=print), path).reasons
+        path = write_chain(work, source(str(tmp_path / name / "rows.jsonl")), trainer())
+        (reason,) = check_file(Context(root_settings, say=print), path).reasons
         assert reason["code"] == "R-PATH-ROOT"
         line, file = re.findall(r"`(data_roots = .*)` into (\S+)\.$", reason["instead"])[0]
         assert file == str(home / "trainyard.toml")
         Path(file).write_text(f"{line}\n")
         current_settings.cache_clear()
         root_settings = load_settings(working_folder=work, default_base_model=str(tiny_model))
-        assert checked(Context(root_settings, say=print), path).reasons == ()
+        assert check_file(Context(root_settings, say=print), path).reasons == ()
     assert root_settings.data_roots == (tmp_path / "first", tmp_path / "second")
 
 
@@ -188,7 +188,7 @@ def test_a_relative_model_reaches_the_worker_with_its_whole_path(here: Settings,
     assert job.parameters["job"] == {"dataset": {"path": "rows.jsonl"}, "base_model": whole}
     deployer = {"type": "deployer", "config": {"unevaluated": True, "targets": [{"base_model": "models/mine"}]}}
     nodes = source(), {"type": "validator", "config": {"tokenizer": "models/mine"}}, trainer(base_model="models/mine")
-    request = locate_request(parse_request(str(written(work, *nodes, deployer))), here)
+    request = locate_request(parse_request(str(write_chain(work, *nodes, deployer))), here)
     configs = [node["config"] for node in request.parameters["spec"]["nodes"]]
     assert [configs[1]["tokenizer"], configs[2]["base_model"], configs[3]["targets"][0]["base_model"]] == [whole] * 3
     assert load_chain(yaml.safe_dump(request.parameters["spec"])) == request.spec
@@ -236,24 +236,24 @@ def embedded(tiny_model: Path, here: Settings) -> Iterator[VllmDouble]:
         yield server
 
 
-def deployed(work: Path, target: dict[str, Any], *trainers: Node) -> Path:
+def write_deployed(work: Path, target: dict[str, Any], *trainers: Node) -> Path:
     rows = {
         "type": "data_source",
         "config": {"sets": {"sft": {"path": "rows.jsonl"}, "preference": {"path": "pairs.jsonl"}}},
     }
     deployer = {"type": "deployer", "config": {"targets": [target], "unevaluated": True}}
-    return written(work, rows, *(trainers or [trainer()]), deployer)
+    return write_chain(work, rows, *(trainers or [trainer()]), deployer)
 
 
 def test_an_embedded_server_with_the_same_base_is_accepted(context: Context, work: Path, embedded: VllmDouble) -> None:
-    assert lines(context, deployed(work, {"type": "embedded", "url": embedded.url})) == []
+    assert list_reasons(context, write_deployed(work, {"type": "embedded", "url": embedded.url})) == []
 
 
 def test_another_base_than_the_server_s_is_refused_before_training(
     context: Context, work: Path, home: Path, embedded: VllmDouble
 ) -> None:
     embedded.card["sha256"] = "0" * 64
-    (line,) = lines(context, deployed(work, {"type": "embedded", "url": embedded.url}))
+    (line,) = list_reasons(context, write_deployed(work, {"type": "embedded", "url": embedded.url}))
     base = context.settings.default_base_model
     assert line.startswith("R-BASE-MISMATCH deployer.config.targets.0.base_model: embedded at http://127.0.0.1:")
     assert f'write `serve_models = ["{base}"]` into {home / "trainyard.toml"}' in line
@@ -263,18 +263,20 @@ def test_another_base_than_the_server_s_is_refused_before_training(
 def test_another_base_than_vllm_s_is_refused_before_training(context: Context, work: Path) -> None:
     with vllm_server(base="org/other", max_lora_rank=32) as server:
         target = {"type": "vllm", "url": server.url, "max_lora_rank": 32}
-        (line,) = lines(context, deployed(work, target))
+        (line,) = list_reasons(context, write_deployed(work, target))
         assert line.startswith("R-BASE-MISMATCH")
         assert "start a server with" in line
         named = {**target, "base_model": context.settings.default_base_model}
-        assert lines(context, deployed(work, named)) == []
+        assert list_reasons(context, write_deployed(work, named)) == []
 
 
 def test_another_chat_template_than_the_server_s_is_refused_before_training(
     context: Context, work: Path, embedded: VllmDouble
 ) -> None:
     target = {"type": "embedded", "url": embedded.url}
-    assert codes(context, deployed(work, target, trainer(engine={"template": "qwen3"}))) == ["R-TEMPLATE-MISMATCH"]
+    assert codes(context, write_deployed(work, target, trainer(engine={"template": "qwen3"}))) == [
+        "R-TEMPLATE-MISMATCH"
+    ]
 
 
 def test_the_rank_of_stacked_adapters_is_that_of_both(context: Context, work: Path, tiny_model: Path) -> None:
@@ -283,28 +285,28 @@ def test_the_rank_of_stacked_adapters_is_that_of_both(context: Context, work: Pa
             trainer(method={"type": "lora", "rank": 12}),
             trainer(stage="dpo", adapter="stack", method={"type": "lora", "rank": 8}),
         )
-        (line,) = lines(context, deployed(work, {"type": "vllm", "url": server.url}, *stacked))
+        (line,) = list_reasons(context, write_deployed(work, {"type": "vllm", "url": server.url}, *stacked))
         assert line.startswith("R-TARGET deployer.config.targets.0.max_lora_rank: the adapter has rank 20")
         alone = trainer(method={"type": "lora", "rank": 12})
-        assert lines(context, deployed(work, {"type": "vllm", "url": server.url}, alone)) == []
+        assert list_reasons(context, write_deployed(work, {"type": "vllm", "url": server.url}, alone)) == []
 
 
 @pytest.mark.parametrize(("kind", "code"), [("llama_server", "R-PACKAGE-MISSING"), ("mlx", "R-PACKAGE-MISSING")])
 def test_a_target_without_its_program_is_refused_before_training(
     context: Context, work: Path, kind: str, code: str
 ) -> None:
-    assert code in codes(context, deployed(work, {"type": kind}))
+    assert code in codes(context, write_deployed(work, {"type": kind}))
 
 
 def test_a_server_that_does_not_answer_yet_is_asked_by_the_deployer(context: Context, work: Path) -> None:
     target = {"type": "vllm", "url": "http://127.0.0.1:1", "max_lora_rank": 32}
-    assert lines(context, deployed(work, target)) == []
+    assert list_reasons(context, write_deployed(work, target)) == []
 
 
 def test_an_adapter_on_a_model_of_the_chain_is_for_no_running_server(context: Context, work: Path) -> None:
     trainers = trainer(method="full"), trainer(stage="dpo")
-    path = deployed(work, {"type": "embedded", "url": "http://127.0.0.1:1"}, *trainers)
-    assert [reason["row"] for reason in checked(context, path).reasons] == ["base-made"]
+    path = write_deployed(work, {"type": "embedded", "url": "http://127.0.0.1:1"}, *trainers)
+    assert [reason["row"] for reason in check_file(context, path).reasons] == ["base-made"]
 
 
 # Places elsewhere, and devices
@@ -315,10 +317,10 @@ def test_a_git_address_and_a_bucket_without_its_client_are_refused(
 ) -> None:
     for address in ("https://host.example/code.git", "git@host.example:code.git"):
         nodes = {"type": "data_source", "config": {"repository": address}}, {"type": "ai_generator"}, trainer()
-        assert "repository-url" in [reason["row"] for reason in checked(context, written(work, *nodes)).reasons]
-    path = written(work, source(), trainer(engine={"mirror": "gs://bucket/checkpoints"}))
+        assert "repository-url" in [reason["row"] for reason in check_file(context, write_chain(work, *nodes)).reasons]
+    path = write_chain(work, source(), trainer(engine={"mirror": "gs://bucket/checkpoints"}))
     monkeypatch.setattr(machine, "has_module", lambda name: not name.startswith("google"))
-    unlisted, line = lines(context, path)
+    unlisted, line = list_reasons(context, path)
     assert unlisted.startswith("R-MIRROR trainer.config.engine.mirror: ")
     assert line == (
         "R-PACKAGE-MISSING trainer.config.engine.mirror: gs://bucket/checkpoints needs google.cloud.storage, which is "
@@ -329,15 +331,15 @@ def test_a_git_address_and_a_bucket_without_its_client_are_refused(
 def test_a_tracker_that_is_not_installed_is_refused(
     context: Context, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(work, source(), trainer(engine={"trackers": ["tensorboard", "mlflow"]}))
+    path = write_chain(work, source(), trainer(engine={"trackers": ["tensorboard", "mlflow"]}))
     monkeypatch.setattr(machine, "has_module", lambda name: name != "mlflow")
-    assert lines(context, path) == [
+    assert list_reasons(context, path) == [
         "R-PACKAGE-MISSING trainer.config.engine.trackers: mlflow needs mlflow, which is not installed here. "
         "Instead: Run `pip install 'mlflow'`."
     ]
 
 
 def test_every_part_asks_the_same_function_for_the_devices(here: Settings, work: Path) -> None:
-    chain = resolve_chain(parse_request(str(written(work, source(), trainer(device="wgpu")))).spec, here)
+    chain = resolve_chain(parse_request(str(write_chain(work, source(), trainer(device="wgpu")))).spec, here)
     assert read_machine_facts(chain, here).devices == frozenset(list_devices())
     assert chain.node("trainer").config.device is Device.AUTO

@@ -33,40 +33,40 @@ CHAT = [{"role": "user", "content": "What is a valve?"}, {"role": "assistant", "
 LONG = "the valve opens and closes " * 200
 
 
-def lines(*rows: Any, count: int = 12) -> str:
+def make_lines(*rows: Any, count: int = 12) -> str:
     """The rows, repeated with numbers."""
     text = "\n".join(json.dumps(row) for row in rows)
     return "\n".join(text.replace("valve", f"valve {number}") for number in range(count)) + "\n"
 
 
 SETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "chats": (lines({"messages": CHAT}), {}),
-    "chats named preference": (lines({"messages": CHAT}), {"format": "preference"}),
-    "unanswered": (lines({"messages": CHAT[:1]}), {}),
-    "pairs": (lines({"prompt": "A valve?", "chosen": "Yes, it is.", "rejected": "No"}), {}),
-    "equal pairs": (lines({"prompt": "A valve?", "chosen": "Yes", "rejected": "Yes"}), {}),
-    "completions": (lines({"prompt": "A valve?", "completion": "It opens."}), {}),
-    "prompts": (lines({"prompt": "Is a valve round?"}), {}),
-    "prompts with answers": (lines({"prompt": "Is a valve round?", "answer": "yes"}), {}),
+    "chats": (make_lines({"messages": CHAT}), {}),
+    "chats named preference": (make_lines({"messages": CHAT}), {"format": "preference"}),
+    "unanswered": (make_lines({"messages": CHAT[:1]}), {}),
+    "pairs": (make_lines({"prompt": "A valve?", "chosen": "Yes, it is.", "rejected": "No"}), {}),
+    "equal pairs": (make_lines({"prompt": "A valve?", "chosen": "Yes", "rejected": "Yes"}), {}),
+    "completions": (make_lines({"prompt": "A valve?", "completion": "It opens."}), {}),
+    "prompts": (make_lines({"prompt": "Is a valve round?"}), {}),
+    "prompts with answers": (make_lines({"prompt": "Is a valve round?", "answer": "yes"}), {}),
     "labelled": (
-        lines(
+        make_lines(
             {"prompt": "A valve?", "completion": "Yes", "label": True},
             {"prompt": "A valve 2?", "completion": "No", "label": False},
         ),
         {},
     ),
-    "texts": (lines({"text": "A valve opens and closes."}), {}),
-    "too long": (lines({"prompt": LONG, "completion": "lost"}), {}),
-    "a fifth broken": ("{broken\n" * 3 + lines({"prompt": "A valve?", "completion": "It opens."}), {}),
+    "texts": (make_lines({"text": "A valve opens and closes."}), {}),
+    "too long": (make_lines({"prompt": LONG, "completion": "lost"}), {}),
+    "a fifth broken": ("{broken\n" * 3 + make_lines({"prompt": "A valve?", "completion": "It opens."}), {}),
     "broken and allowed": (
-        "{broken\n" * 3 + lines({"prompt": "A valve?", "completion": "It opens."}),
+        "{broken\n" * 3 + make_lines({"prompt": "A valve?", "completion": "It opens."}),
         {"max_bad_fraction": 0.5},
     ),
     "mapped": (
-        lines({"frage": "A valve?", "antwort": "It opens."}),
+        make_lines({"frage": "A valve?", "antwort": "It opens."}),
         {"columns": {"prompt": "frage", "completion": "antwort"}},
     ),
-    "unknown keys": (lines({"frage": "A valve?", "antwort": "It opens."}), {}),
+    "unknown keys": (make_lines({"frage": "A valve?", "antwort": "It opens."}), {}),
     "empty": ("", {}),
 }
 GRPO = {"type": "grpo", "rewards": [{"type": "exact_match"}]}
@@ -77,11 +77,14 @@ STAGE_VALUES: dict[str, Any] = {"sft": "sft", "dpo": "dpo", "kto": "kto", "grpo"
 def here(tmp_path: Path, tiny_model: Path) -> Settings:
     (tmp_path / "work").mkdir()
     return Settings(
-        home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tiny_model), plan_read_s=120
+        home=tmp_path / "home",
+        working_folder=tmp_path / "work",
+        default_base_model=str(tiny_model),
+        plan_read_s=120,
     )
 
 
-def chain_of(source: dict[str, Any], stage: Any) -> dict[str, Any]:
+def make_chain(source: dict[str, Any], stage: Any) -> dict[str, Any]:
     nodes = [{"type": "data_source", "config": source}, {"type": "trainer", "config": {"stage": stage}}]
     return {"name": "checked", "nodes": nodes}
 
@@ -127,7 +130,7 @@ def begin_run(chain: dict[str, Any], here: Settings, folder: Path) -> str:
 def test_check_and_run_agree(name: str, stage: str, here: Settings, tmp_path: Path) -> None:
     text, config = SETS[name]
     (here.working_folder / "rows.jsonl").write_text(text)
-    chain = chain_of({"path": "rows.jsonl", **config}, STAGE_VALUES[stage])
+    chain = make_chain({"path": "rows.jsonl", **config}, STAGE_VALUES[stage])
     run = begin_run(chain, here, tmp_path / "run")
     checked = verdict_of_check(chain, here)
     assert bool(checked) == bool(run), (checked, run)
@@ -135,7 +138,7 @@ def test_check_and_run_agree(name: str, stage: str, here: Settings, tmp_path: Pa
 
 def test_rows_of_another_stage_are_refused(here: Settings) -> None:
     (here.working_folder / "rows.jsonl").write_text(SETS["chats"][0])
-    resolved = resolve_chain(parse_request(chain_of({"path": "rows.jsonl"}, "dpo")).spec, here)
+    resolved = resolve_chain(parse_request(make_chain({"path": "rows.jsonl"}, "dpo")).spec, here)
     (reason,) = list_refusals(resolved, here)
     assert (reason.code, reason.node) == ("R-PORT", "trainer")
     assert "learns from preference, and what was read is sft rows" in reason.because
@@ -144,7 +147,7 @@ def test_rows_of_another_stage_are_refused(here: Settings) -> None:
 def test_a_plan_counts_the_rows_that_fit(here: Settings) -> None:
     rows = SETS["completions"][0] + SETS["too long"][0]
     (here.working_folder / "rows.jsonl").write_text(rows)
-    plan = plan_chain(parse_request(chain_of({"path": "rows.jsonl"}, "sft")).spec, here)
+    plan = plan_chain(parse_request(make_chain({"path": "rows.jsonl"}, "sft")).spec, here)
     trainer = plan.nodes[-1].estimate
     assert (trainer.rows, trainer.steps) == (12, 9)  # 12 of 24 rows, 4 a step, 3 epochs
     assert trainer.tokens is not None
@@ -154,8 +157,10 @@ def test_a_plan_counts_the_rows_that_fit(here: Settings) -> None:
 def test_reading_stops_at_its_limit(here: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainyard.app.plan.samples.FIRST_ROWS", 100)
     monkeypatch.setattr("trainyard.app.plan.samples.MOST_ROWS", 100)
-    (here.working_folder / "rows.jsonl").write_text(lines({"prompt": "A valve?", "completion": "It opens."}, count=500))
-    plan = plan_chain(parse_request(chain_of({"path": "rows.jsonl"}, "sft")).spec, here)
+    (here.working_folder / "rows.jsonl").write_text(
+        make_lines({"prompt": "A valve?", "completion": "It opens."}, count=500)
+    )
+    plan = plan_chain(parse_request(make_chain({"path": "rows.jsonl"}, "sft")).spec, here)
     source, trainer = (node.estimate for node in plan.nodes)
     assert "first 100 rows read, extrapolated to 500" in source.basis[0]
     assert (source.rows, trainer.rows) == (500, 500)
@@ -164,7 +169,7 @@ def test_reading_stops_at_its_limit(here: Settings, monkeypatch: pytest.MonkeyPa
 def test_an_unknown_column_is_refused_with_the_columns_there(here: Settings) -> None:
     (here.working_folder / "rows.jsonl").write_text(SETS["mapped"][0])
     source = {"path": "rows.jsonl", "columns": {"prompt": "fragen", "completion": "antwort"}}
-    resolved = resolve_chain(parse_request(chain_of(source, "sft")).spec, here)
+    resolved = resolve_chain(parse_request(make_chain(source, "sft")).spec, here)
     (reason,) = list_refusals(resolved, here)
     assert reason.code == "E-DATA-FORMAT"
     assert "frage, antwort" in reason.because
@@ -211,8 +216,8 @@ def test_the_starter_is_asked_about_on_pairs_by_rule_and_on_many_tokens(here: Se
     starter = {"type": "trainer", "config": {"base_model": "starter"}}
     rows = [{"type": "data_source", "config": {"path": "rows.jsonl"}}, starter]
     many = [{"type": "data_source", "config": {"path": "many.jsonl"}}, starter]
-    (here.working_folder / "rows.jsonl").write_text(lines({"messages": CHAT}, count=40))
-    (here.working_folder / "many.jsonl").write_text(lines({"messages": CHAT}, count=4000))
+    (here.working_folder / "rows.jsonl").write_text(make_lines({"messages": CHAT}, count=40))
+    (here.working_folder / "many.jsonl").write_text(make_lines({"messages": CHAT}, count=4000))
     asked = [
         [reason.code for reason in check_chain(resolve_chain(parse_request(body).spec, here), here).shortages]
         for body in (chain, *({**chain, "nodes": nodes} for nodes in (other, rows, many)))
@@ -221,7 +226,7 @@ def test_the_starter_is_asked_about_on_pairs_by_rule_and_on_many_tokens(here: Se
 
 
 def test_check_says_what_it_had_no_time_to_read(here: Settings) -> None:
-    (here.working_folder / "rows.jsonl").write_text(lines({"messages": CHAT}, count=40_000))
+    (here.working_folder / "rows.jsonl").write_text(make_lines({"messages": CHAT}, count=40_000))
     (here.working_folder / "chain.yaml").write_text(
         "nodes: [{type: data_source, config: {path: rows.jsonl}}, {type: trainer}]"
     )

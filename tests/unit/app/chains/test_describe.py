@@ -14,36 +14,36 @@ from trainyard.spec.templates import TEMPLATES
 from trainyard.surfaces.cli.main import app
 
 
-def printed(*arguments: str) -> str:
+def print_schema(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout
 
 
 def test_every_template_is_listed_with_its_nodes() -> None:
-    lines = printed("templates").splitlines()
+    lines = print_schema("templates").splitlines()
     assert [line.split()[0] for line in lines] == ["template", *TEMPLATES]
     assert "data_source → ai_generator → trainer" in lines[1]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_shows_every_parameter_of_its_form(name: str) -> None:
-    text = printed("templates", name)
+    text = print_schema("templates", name)
     for field in TEMPLATES[name].model.model_fields:
         assert any(line.split()[0] == field for line in text.splitlines() if line.strip())
 
 
 def test_a_setting_has_type_range_default_and_meaning() -> None:
-    (row,) = [line for line in printed("schema", "trainer").splitlines() if line.startswith("max_length ")]
+    (row,) = [line for line in print_schema("schema", "trainer").splitlines() if line.startswith("max_length ")]
     assert "integer" in row
     assert "≥" in row
-    (needed,) = [line for line in printed("schema", "job").splitlines() if line.startswith("dataset ")]
+    (needed,) = [line for line in print_schema("schema", "job").splitlines() if line.startswith("dataset ")]
     assert "required" in needed
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_json_is_the_json_schema_itself(name: str) -> None:
-    schema = json.loads(printed("schema", name, "--json"))
+    schema = json.loads(print_schema("schema", name, "--json"))
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema == json.loads(json.dumps(SCHEMAS[name].model_json_schema(), default=str))
 
@@ -57,8 +57,8 @@ def test_the_words_contain_no_markdown_and_cover_every_field(name: str) -> None:
 
 
 def test_without_a_name_the_names_are_listed() -> None:
-    assert [line.split()[0] for line in printed("schema").splitlines()] == ["name", *SCHEMAS]
-    assert set(json.loads(printed("schema", "--json"))) == set(SCHEMAS)
+    assert [line.split()[0] for line in print_schema("schema").splitlines()] == ["name", *SCHEMAS]
+    assert set(json.loads(print_schema("schema", "--json"))) == set(SCHEMAS)
 
 
 @pytest.mark.parametrize("command", ["templates", "schema"])

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def links_of(spec: dict[str, Any], node: str) -> dict[tuple[str, str], Any]:
+def find_links(spec: dict[str, Any], node: str) -> dict[tuple[str, str], Any]:
     return {(link.port.value, link.target): link for link in here.chains.links(target=spec, node=node).links}
 
 
@@ -121,22 +121,22 @@ def test_a_caller_over_a_network_names_no_file() -> None:
 
 
 def test_links_are_those_that_the_target_would_take() -> None:
-    links = links_of(DRAFT, "docs")
+    links = find_links(DRAFT, "docs")
     assert links["documents", "writer"].allowed
     assert links["documents", "writer"].linked
     assert links["documents", "check"].allowed, "a validator takes documents next to rows, for their grounding"
     refused = links["documents", "publish"]
     assert (refused.allowed, refused.code) == (False, "R-PORT")
     assert refused.because == "A deployer publishes an adapter or a model, and it is offered documents."
-    assert links_of(DRAFT, "trainer")["adapter", "publish"].allowed
-    circle = links_of(DRAFT, "judge")["report", "writer"]
+    assert find_links(DRAFT, "trainer")["adapter", "publish"].allowed
+    circle = find_links(DRAFT, "judge")["report", "writer"]
     assert circle.code == "E-SPEC-GRAPH"
     assert "writer → check → trainer → judge" in circle.because
 
 
 def test_a_long_circle_is_shortened() -> None:
     line = chain(*((f"n{at}", "trainer", [f"n{at - 1}"] if at else []) for at in range(40)))
-    last = links_of(line, "n39")["adapter", "n0"]
+    last = find_links(line, "n39")["adapter", "n0"]
     assert last.because.endswith("n0 → n1 → n2 → n3 → n4 → n5 → … 34 more → n0.")
     assert last.instead == "Remove 'n39' from the needs of 'n0', or another link of the circle."
 
@@ -146,16 +146,16 @@ def test_a_link_that_would_be_ambiguous_or_unused_is_refused() -> None:
         ("a", "data_source", []), ("b", "data_source", []), ("trainer", "trainer", ["a"]),
         a={"sets": {"sft": {"path": "a.jsonl"}}}, b={"sets": {"sft": {"path": "b.jsonl"}, "text": {"path": "t.txt"}}},
     )  # fmt: skip
-    links = links_of(two, "b")
+    links = find_links(two, "b")
     assert links["sft", "trainer"].because == "The nodes 'a' and 'b' make sft and are equally near."
     assert "learns from sft rows, and it is offered text" in links["text", "trainer"].because
     assert "takes nothing" in links["sft", "a"].because
-    assert "takes sft of 'check'" in links_of(DRAFT, "writer")["sft", "trainer"].because
+    assert "takes sft of 'check'" in find_links(DRAFT, "writer")["sft", "trainer"].because
 
 
 def test_an_unlinked_validator_may_lead_to_a_trainer() -> None:
     draft = chain(("check", "validator", []), ("trainer", "trainer", []))
-    links = links_of(draft, "check")
+    links = find_links(draft, "check")
     assert links["sft", "trainer"].allowed
     assert not links["labelled", "trainer"].allowed
 

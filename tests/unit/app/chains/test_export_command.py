@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.app.chains.exports import ExportOutput, export_chain
+from trainyard.app.chains.other_tools import ExportOutput, export_chain
 from trainyard.app.context import Context
 from trainyard.errors import Conflict, Refused
 from trainyard.operations.chains import ExportConfigInput
@@ -103,15 +103,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "chain.yaml").write_text(yaml.safe_dump(chain))
     messages: list[str] = []
 
-    def carry_out(**fields: Any) -> ExportOutput:
+    def export_yaml(**fields: Any) -> ExportOutput:
         return export_chain(ExportConfigInput(target="chain.yaml", **fields), Context(settings(), messages.append))
 
-    printed = carry_out(to="axolotl")
+    printed = export_yaml(to="axolotl")
     value = yaml.safe_load(printed.text)
     assert value["datasets"] == [{"path": "a.jsonl", "type": "alpaca", "ds_type": "json"}]
     assert (value["adapter"], value["lora_r"], value["lora_target_linear"]) == ("lora", 32, True)
-    written = carry_out(to="llamafactory", out=tmp_path / "lf.yaml")
+    written = export_yaml(to="llamafactory", out=tmp_path / "lf.yaml")
     assert yaml.safe_load((tmp_path / "lf.yaml").read_text())["dataset"] == "a"
     assert any("dataset_info.json" in note for note in (*written.notes, *messages))
     with pytest.raises(Conflict, match="E-FILE-EXISTS"):
-        carry_out(to="llamafactory", out=tmp_path / "lf.yaml")
+        export_yaml(to="llamafactory", out=tmp_path / "lf.yaml")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.app.chains.imports import import_configs
+from trainyard.app.chains.other_tools import import_configs
 from trainyard.app.context import Context
 from trainyard.app.data.preview import preview
 from trainyard.errors import InvalidInput, Refused

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainyard.app.chains.imports import ImportOutput, chain_name, import_configs
+from trainyard.app.chains.other_tools import ImportOutput, chain_name, import_configs
 from trainyard.app.context import Context
 from trainyard.app.plan.check import check_file
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
@@ -29,7 +29,7 @@ def work(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-def carry_out(source: Path, messages: list[str] | None = None, **fields: object) -> ImportOutput:
+def import_source(source: Path, messages: list[str] | None = None, **fields: object) -> ImportOutput:
     lines = messages if messages is not None else []
     return import_configs(ImportInput(source=source, **fields), Context(settings(), lines.append))  # type: ignore[arg-type]
 
@@ -39,7 +39,7 @@ def test_a_config_becomes_a_file_that_check_accepts(work: Path, tiny_model: Path
     overrides = {"base_model": str(tiny_model), "data_source": {"path": "rows.jsonl"}}
     for tool in ("axolotl", "trl", "unsloth", "oumi", "torchtune"):
         out = work / f"{tool}.chain.yaml"
-        result = carry_out(OWN / f"{tool}.yaml", messages, settings=overrides, out=out)
+        result = import_source(OWN / f"{tool}.yaml", messages, settings=overrides, out=out)
         assert result.exit_code == 0
         file_check = check_file(out, Context(settings(), messages.append))
         assert file_check.ok, [reason.line for reason in file_check.reasons]
@@ -48,7 +48,7 @@ def test_a_config_becomes_a_file_that_check_accepts(work: Path, tiny_model: Path
 
 
 def test_without_out_the_chain_is_printed(work: Path) -> None:
-    printed = import_text(carry_out(OWN / "axolotl.yaml"))
+    printed = import_text(import_source(OWN / "axolotl.yaml"))
     assert printed.startswith("# Imported from axolotl.yaml, a config of Axolotl.")
     assert yaml.safe_load(printed)["name"] == "axolotl"
 
@@ -56,13 +56,13 @@ def test_without_out_the_chain_is_printed(work: Path) -> None:
 def test_a_report_has_every_key(work: Path) -> None:
     source = work / "own.yaml"
     source.write_text((OWN / "axolotl.yaml").read_text() + "relora: true\n")
-    result = carry_out(source, report=True)
+    result = import_source(source, report=True)
     assert result.exit_code == 5
     text = import_text(result)
     assert "refused  relora" in text
     assert text.splitlines()[-1].endswith("1 refused")
     with pytest.raises(Refused, match="E-IMPORT-KEY relora: ReLoRA is not a method here"):
-        carry_out(source)
+        import_source(source)
 
 
 def test_every_config_of_a_folder(work: Path) -> None:
@@ -71,7 +71,7 @@ def test_every_config_of_a_folder(work: Path) -> None:
     (folder / "bad.yaml").write_text((OWN / "axolotl.yaml").read_text() + "relora: true\n")
     (folder / "broken.yaml").write_text("a: [1\n")
     (folder / "other.yaml").write_text("services: []\n")
-    result = carry_out(folder, out=work / "chains")
+    result = import_source(folder, out=work / "chains")
     lines = import_text(result).splitlines()
     assert result.exit_code == 5
     assert lines[-1] == "6 of 8 configs became chains; 1 files are not configs of trainings."
@@ -86,29 +86,29 @@ def test_every_config_of_a_folder(work: Path) -> None:
 def test_what_is_not_there(work: Path) -> None:
     (work / "empty").mkdir()
     with pytest.raises(NotFound, match=r"E-SPEC-FILE: .* contains no config"):
-        carry_out(work / "empty")
+        import_source(work / "empty")
     with pytest.raises(NotFound, match="E-SPEC-FILE"):
-        carry_out(work / "none.yaml")
+        import_source(work / "none.yaml")
 
 
 def test_broken_yaml_says_the_line(work: Path) -> None:
     (work / "broken.yaml").write_text("base_model: x\nadapter: [lora\n")
     with pytest.raises(InvalidInput, match="E-SPEC-SYNTAX line"):
-        carry_out(work / "broken.yaml")
+        import_source(work / "broken.yaml")
 
 
 def test_a_file_is_not_overwritten(work: Path) -> None:
     out = work / "chain.yaml"
-    carry_out(OWN / "axolotl.yaml", out=out)
+    import_source(OWN / "axolotl.yaml", out=out)
     with pytest.raises(Conflict, match="E-FILE-EXISTS"):
-        carry_out(OWN / "axolotl.yaml", out=out)
+        import_source(OWN / "axolotl.yaml", out=out)
 
 
 def test_a_tool_can_be_named(work: Path) -> None:
     (work / "short.yaml").write_text("model_name_or_path: x\nlearning_rate: 1.0e-4\n")
     with pytest.raises(InvalidInput, match="E-IMPORT-TOOL"):
-        carry_out(work / "short.yaml")
-    result = carry_out(
+        import_source(work / "short.yaml")
+    result = import_source(
         work / "short.yaml", tool="trl", settings={"data_source": {"path": "rows.jsonl"}, "stage": "sft"}
     )
     assert result.files[0].tool == "trl"
@@ -143,8 +143,8 @@ def with_list(work: Path, folder: str, dataset: str) -> Path:
     return work / "own.yaml"
 
 
-def source_of(path: Path) -> dict[str, object]:
-    chain = yaml.safe_load(import_text(carry_out(path)))
+def read_source(path: Path) -> dict[str, object]:
+    chain = yaml.safe_load(import_text(import_source(path)))
     return dict(chain["nodes"][0]["config"])
 
 
@@ -158,7 +158,7 @@ def test_a_limit_is_one_of_each_set_and_the_default_alpha_is_printed(work: Path)
     listed = {"first": {"file_name": "first.json"}, "second": {"file_name": "second.json"}}
     (work / "data" / "dataset_info.json").write_text(json.dumps(listed))
     messages: list[str] = []
-    result = carry_out(path, messages, out=work / "chain.yaml")
+    result = import_source(path, messages, out=work / "chain.yaml")
     nodes = yaml.safe_load((work / "chain.yaml").read_text())["nodes"]
     assert {data_set["path"]: data_set["max_rows"] for data_set in nodes[0]["config"]["mix"]["sets"].values()} == {
         "data/first.json": 40, "data/second.json": 40,
@@ -172,7 +172,7 @@ def test_a_limit_is_one_of_each_set_and_the_default_alpha_is_printed(work: Path)
 def test_a_column_that_is_not_listed_is_not_read_there(work: Path) -> None:
     path = with_list(work, "data", "house")
     (work / "data" / "house.json").write_text(json.dumps([{"instruction": "a", "output": "b", "system": "Be kind."}]))
-    assert source_of(path) == {
+    assert read_source(path) == {
         "sets": {
             "sft": {
                 "path": "data/house.json",
@@ -183,7 +183,7 @@ def test_a_column_that_is_not_listed_is_not_read_there(work: Path) -> None:
     listed = {"house": {"file_name": "house.json", "columns": {"prompt": "instruction", "response": "output",
                                                                "system": "system"}}}  # fmt: skip
     (work / "data" / "dataset_info.json").write_text(json.dumps(listed))
-    assert source_of(path) == {"path": "data/house.json", "format": "alpaca"}
+    assert read_source(path) == {"path": "data/house.json", "format": "alpaca"}
 
 
 def test_the_family_of_a_base_on_this_machine_chooses_the_modules(work: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_family_of_a_base_on_this_machine_chooses_the_modules(work: Path) ->
     (work / "base" / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
     keys = {"model_name_or_path": "base", "dataset_name": "rows.jsonl", "use_peft": True, "completion_only_loss": True}
     (work / "own.yaml").write_text(yaml.safe_dump(keys))
-    chain = yaml.safe_load(import_text(carry_out(work / "own.yaml")))
+    chain = yaml.safe_load(import_text(import_source(work / "own.yaml")))
     assert chain["nodes"][1]["config"]["method"]["target_modules"] == ["query_key_value"]
 
 
@@ -214,21 +214,21 @@ OTHERS = {
 def test_a_config_of_a_tool_that_is_not_known_says_which_is_the_nearest(work: Path, name: str) -> None:
     (work / name).write_text(OTHERS[name])
     with pytest.raises(InvalidInput, match=r"E-IMPORT-TOOL: This is not a config of a tool .* Of its \d+ keys"):
-        carry_out(work / name)
+        import_source(work / name)
     if name != "swift.yaml":
         with pytest.raises(InvalidInput, match="This is not a config of Axolotl"):
-            carry_out(work / name, tool="axolotl")
+            import_source(work / name, tool="axolotl")
 
 
 def test_toml_is_no_config_of_a_known_tool(work: Path) -> None:
     (work / "train.toml").write_text('max_steps = 20\n[model]\nname = "org/m"\n')
     with pytest.raises(InvalidInput, match=r"E-IMPORT-TOOL: train.toml is not .* TOML, in which prime-rl"):
-        carry_out(work / "train.toml")
+        import_source(work / "train.toml")
 
 
 def test_data_sets_are_those_of_the_list_next_to_the_config(work: Path) -> None:
-    assert source_of(with_list(work, "one", "house")) == {"path": "one/house.json", "format": "alpaca"}
-    several = source_of(with_list(work, "two", "house,chats"))
+    assert read_source(with_list(work, "one", "house")) == {"path": "one/house.json", "format": "alpaca"}
+    several = read_source(with_list(work, "two", "house,chats"))
     assert several == {
         "mix": {
             "sets": {
@@ -254,4 +254,4 @@ def test_data_sets_are_those_of_the_list_next_to_the_config(work: Path) -> None:
 )
 def test_a_data_set_that_is_not_read_by_its_names_is_refused(work: Path, dataset: str, problem: str) -> None:
     with pytest.raises(Refused, match=problem):
-        carry_out(with_list(work, "listed", dataset))
+        import_source(with_list(work, "listed", dataset))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.imports import VARIABLE, examples_in, tally_examples
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from tests.small_jobs import train_here
-from trainyard.app.chains.imports import chain_name
+from trainyard.app.chains.other_tools import chain_name
 from trainyard.backends.job import TrainingJob
 from trainyard.callbacks import ignore
 from trainyard.data.sources import read_source
@@ -91,7 +91,7 @@ def train_config(imported: Imported, model: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tool", by_default(["axolotl"], ["axolotl", "llamafactory", "trl", "unsloth", "oumi", "torchtune"])
+    "tool", choose_by_default(["axolotl"], ["axolotl", "llamafactory", "trl", "unsloth", "oumi", "torchtune"])
 )
 def test_own_configs_train(tool: str, tiny_model: Path, rows: dict[str, Path], tmp_path: Path) -> None:
     path = OWN / f"{tool}.yaml"

@@ -54,16 +54,16 @@ def do(context: Context) -> Do:
     return carry
 
 
-def body(steps: int = 3, name: str = "guide", **more: Any) -> dict[str, Any]:
+def make_body(steps: int = 3, name: str = "guide", **more: Any) -> dict[str, Any]:
     trainer = {"type": "trainer", "config": {"stage": "sft", "hyperparameters": {"max_steps": steps}}}
     return {"name": name, "nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}, trainer], **more}
 
 
 def test_a_body_is_stored_and_has_the_digest_of_its_file(do: Do, tmp_path: Path) -> None:
-    stored = do("chains create", spec=body())
+    stored = do("chains create", spec=make_body())
     assert (stored.name, stored.revision, stored.nodes, stored.author) == ("guide", 1, 2, "owner")
     assert stored.check.ok, stored.check.reasons
-    (tmp_path / "chain.json").write_text(json.dumps(body()))
+    (tmp_path / "chain.json").write_text(json.dumps(make_body()))
     assert stored.digest == here.check(files=(tmp_path / "chain.json",)).files[0].digest
     assert here.check(files=(stored.body,)).files[0].digest == stored.digest
     assert here.chains.create(file=tmp_path / "chain.json", spec={"name": "other"}).nodes == 2
@@ -116,47 +116,47 @@ def test_a_chain_of_ten_thousand_nodes_is_answered_quickly(do: Do) -> None:
 
 
 def test_two_writers_of_one_chain(do: Do) -> None:
-    first = do("chains create", spec=body(3))
-    updated = do("chains update", chain=first.id, if_match=f'"{first.etag}"', spec=body(5))
+    first = do("chains create", spec=make_body(3))
+    updated = do("chains update", chain=first.id, if_match=f'"{first.etag}"', spec=make_body(5))
     assert (updated.revision, [revision.revision for revision in updated.revisions]) == (2, [1, 2])
     with pytest.raises(Conflict) as conflict:
-        do("chains update", chain="guide", if_match=first.etag, spec=body(9))
+        do("chains update", chain="guide", if_match=first.etag, spec=make_body(9))
     text = str(conflict.value)
     assert "E-CONFLICT" in text
     assert "Changed since revision 1: nodes.trainer.config.hyperparameters.max_steps: 3 -> 5." in text
     assert "Changed by you: nodes.trainer.config.hyperparameters.max_steps: 3 -> 9." in text
     assert updated.etag in text
     with pytest.raises(InvalidInput, match=r"E-PARAMETER: An update of guide .* needs if_match"):
-        do("chains update", chain="guide", spec=body(9))
+        do("chains update", chain="guide", spec=make_body(9))
     with pytest.raises(Conflict, match=r"Yours differs from it in: nodes.trainer"):
-        do("chains update", chain="guide", if_match="7-abc", spec=body(9))
-    assert do("chains update", chain="guide", if_match=updated.etag, spec=body(5)).revision == 2
+        do("chains update", chain="guide", if_match="7-abc", spec=make_body(9))
+    assert do("chains update", chain="guide", if_match=updated.etag, spec=make_body(5)).revision == 2
     assert do("chains show", chain="guide", revision=1).digest == first.digest
     with pytest.raises(Refused):
         do("chains update", chain="guide", if_match=updated.etag, spec={"nodes": [{"type": "trainr"}]})
 
 
 def test_a_tenant_stores_for_itself(do: Do) -> None:
-    acme_chain = do("chains create", ACME, spec=body())
+    acme_chain = do("chains create", ACME, spec=make_body())
     assert (acme_chain.tenant, acme_chain.author) == ("acme", "laptop")
     called = do("chains create", ACME, spec={"template": "code-tuning", "parameters": {"count": 7}})
     assert called.tenant == "acme"
-    other_chain = do("chains create", spec=body(name="theirs"))
+    other_chain = do("chains create", spec=make_body(name="theirs"))
     assert {chain.id for chain in do("chains list", ACME).chains} == {acme_chain.id, called.id}
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
         do("chains show", ACME, chain=other_chain.id)
     with pytest.raises(Denied, match="E-SCOPE: The chain is of the tenant 'default'"):
-        do("chains create", ACME, spec=body(tenant="default"))
+        do("chains create", ACME, spec=make_body(tenant="default"))
     with pytest.raises(Denied, match="E-LOCAL: file of chains create"):
         do("chains create", ACME, file=Path("/etc/passwd"))
-    updated = do("chains update", chain=acme_chain.id, if_match=acme_chain.etag, spec=body(4))
+    updated = do("chains update", chain=acme_chain.id, if_match=acme_chain.etag, spec=make_body(4))
     assert updated.tenant == "acme"
 
 
 def test_a_run_is_by_revision(do: Do, tiny_model: Path) -> None:
-    stored = do("chains create", spec=body())
+    stored = do("chains create", spec=make_body())
     with pytest.raises(FieldError, match="nodes"):
-        do("chains run", chain=stored.id, nodes=body()["nodes"])
+        do("chains run", chain=stored.id, nodes=make_body()["nodes"])
     with pytest.raises(InvalidInput, match="takes no parameters"):
         do("chains run", chain=stored.id, parameters={"count": 1})
     with pytest.raises(NotFound, match="has no revision 2"):
@@ -181,14 +181,14 @@ def test_a_given_job_is_taken_as_written(do: Do, name: str, reason: str) -> None
 
 
 def test_a_run_from_a_node_that_the_chain_lacks_is_not_started(do: Do) -> None:
-    stored = do("chains create", spec=body())
+    stored = do("chains create", spec=make_body())
     with pytest.raises(NotFound, match="no node 'nobody'") as refused:
         do("chains run", chain=stored.id, refresh_from="nobody")
     assert "data-source, trainer" in str(refused.value)
 
 
 def test_the_last_run_is_that_of_the_index(do: Do) -> None:
-    stored = do("chains create", spec=body())
+    stored = do("chains create", spec=make_body())
     index = JobIndex(settings().home / "live" / "jobs.sqlite3")
 
     def put(number: int, state: JobState, *tags: str, tenant: str = "default") -> None:

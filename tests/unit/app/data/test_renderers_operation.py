@@ -28,14 +28,14 @@ def context(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
     return Context(load_settings(default_base_model=str(tiny_model)), say=lambda _text: None)
 
 
-def verified(context: Context, *names: str) -> str:
+def print_verification(context: Context, *names: str) -> str:
     verification = verify_renderers(RenderersInput(names=names), context)
     assert verification.exit_code == 0
     return render("renderers verify", verification)
 
 
 def test_the_table_says_what_was_found(context: Context) -> None:
-    lines = verified(context, "qwen3", "llama3").splitlines()
+    lines = print_verification(context, "qwen3", "llama3").splitlines()
     assert lines[0].split() == [
         "renderer", "template", "extends", "plain", "system", "thoughts", "tools", "stop", "tokens", "sha256",
     ]  # fmt: skip
@@ -49,19 +49,19 @@ def test_the_table_says_what_was_found(context: Context) -> None:
 
 def test_a_file_is_tried_too(tmp_path: Path, context: Context) -> None:
     (tmp_path / "own.jinja").write_text(GOOD)
-    (row,) = verified(context, str(tmp_path / "own.jinja")).splitlines()[1:]
+    (row,) = print_verification(context, str(tmp_path / "own.jinja")).splitlines()[1:]
     assert row.split()[:3] == ["default", "own.jinja", "yes"]
     (tmp_path / "bad.jinja").write_text(HOSTILE)
     with pytest.raises(InvalidInput, match=r"E-CHAT-TEMPLATE: The chat template is refused: .*__class__"):
-        verified(context, str(tmp_path / "bad.jinja"))
+        print_verification(context, str(tmp_path / "bad.jinja"))
 
 
 def test_an_unknown_name_is_not_found(context: Context) -> None:
     with pytest.raises(NotFound, match=r"E-CHAT-TEMPLATE: There is no renderer 'lama3'\..*Did you mean 'llama3'\?"):
-        verified(context, "lama3")
+        print_verification(context, "lama3")
 
 
-def checked(folder: Path, template: str, context: Context) -> FileCheck:
+def check_template(folder: Path, template: str, context: Context) -> FileCheck:
     source = "{id: rows, type: data_source, config: {path: rows.jsonl, format: openai}}"
     trainer = f"{{id: tune, type: trainer, config: {{backend: native, engine: {{template: {template}}}}}}}"
     (folder / "chain.yaml").write_text(f"nodes: [{source}, {trainer}]")
@@ -72,7 +72,7 @@ def checked(folder: Path, template: str, context: Context) -> FileCheck:
 @pytest.mark.parametrize("template", ["auto", "qwen3", "own.jinja"])
 def test_a_template_that_can_be_used_passes_the_check(tmp_path: Path, context: Context, template: str) -> None:
     (tmp_path / "own.jinja").write_text(GOOD)
-    assert checked(tmp_path, template, context).reasons == ()
+    assert check_template(tmp_path, template, context).reasons == ()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_template_that_cannot_be_used_is_told_by_the_check(
 ) -> None:
     (tmp_path / "hostile.jinja").write_text(HOSTILE)
     (tmp_path / "empty.jinja").write_text(" ")
-    file = checked(tmp_path, template, context)
+    file = check_template(tmp_path, template, context)
     assert not file.ok
     (reason,) = file.reasons
     assert (reason["code"], reason["node"], reason["field"]) == (code, "tune", "config.engine.template")

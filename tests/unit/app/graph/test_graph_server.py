@@ -19,7 +19,7 @@ from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
 from trainyard.operations.graph import ExportInput, GraphInput, QueryInput
 from trainyard.settings import settings
 from trainyard.stores.graph.facts import Entity, Mutation
-from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.local import MemoryGraph
 from trainyard.stores.graph.remote import HttpGraph, open_graph
 from trainyard.surfaces.cli.command import render
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, scored, scores
+from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, make_scores, scores
 from trainyard.app.chains.compare import Comparison, Side
 from trainyard.app.context import Context
 from trainyard.app.jobs.compare import compare
@@ -52,7 +52,7 @@ def run(
         events.emit("progress", step=step, loss=5.0 - step * rate * 100, learning_rate=rate, **extra)
     events.close()
     sample = [{"prompt": "Why?", "gold": "Because.", "baseline": "No.", "candidate": f"As {name}."}]
-    line = scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": values})
+    line = make_scores("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": values})
     (folder / "job").mkdir()
     report = build_report(job(folder / "job", control=False), scores(line, samples=sample))
     write_report({**report, "adapter_sha256": sha256}, folder / "report")
@@ -85,14 +85,14 @@ def context() -> Context:
     return Context(settings())
 
 
-def compared(context: Context, first: str, second: str, **fields: Any) -> Comparison:
+def compare_jobs(context: Context, first: str, second: str, **fields: Any) -> Comparison:
     return compare(CompareInput(job=(first, second), **fields), context)
 
 
 def test_settings_metrics_paired_benchmarks_and_answers(context: Context) -> None:
     run(context.settings, "aaaa1111", "slow")
     run(context.settings, "bbbb2222", "fast", rate=2e-3, values=BETTER)
-    comparison = compared(context, "aaaa", "fast")
+    comparison = compare_jobs(context, "aaaa", "fast")
     assert [(setting.name, setting.values) for setting in comparison.settings] == [
         ("trainer.learning_rate", (1e-3, 2e-3))
     ]
@@ -112,13 +112,13 @@ def test_settings_metrics_paired_benchmarks_and_answers(context: Context) -> Non
 def test_the_text_has_every_part_and_the_drawing_on_request(context: Context) -> None:
     run(context.settings, "aaaa1111", "slow")
     run(context.settings, "bbbb2222", "fast", rate=2e-3, values=BETTER)
-    text = comparison_text(compared(context, "aaaa", "bbbb", plot=True))
+    text = comparison_text(compare_jobs(context, "aaaa", "bbbb", plot=True))
     assert "trainer.learning_rate  0.001" in text
     assert "heldout_loss/unseen_wording (nats per answer token)" in text
     assert "4 / 0 / 8" in text
     assert "\nfast: As fast." in text
     assert "slow loss" in text
-    assert "slow loss" not in comparison_text(compared(context, "aaaa", "bbbb"))
+    assert "slow loss" not in comparison_text(compare_jobs(context, "aaaa", "bbbb"))
 
 
 def test_reports_without_row_scores_are_compared_by_their_means(context: Context) -> None:
@@ -127,23 +127,23 @@ def test_reports_without_row_scores_are_compared_by_their_means(context: Context
         run(context.settings, run_id, run_id)
         path = context.settings.runs / run_id / "report" / "report.json"
         path.write_text(path.read_text().replace('"scores"', '"other"'))
-    (line,) = compared(context, "aaaa", "bbbb").benchmarks
+    (line,) = compare_jobs(context, "aaaa", "bbbb").benchmarks
     assert (line.improvement, line.rows) == (None, 0)
     assert line.first == pytest.approx(sum(TUNED) / 8)
 
 
 def test_two_branches_of_one_run(context: Context) -> None:
     run(context.settings, "aaaa1111", "both", trainers=2)
-    comparison = compared(context, "aaaa/trainer", "aaaa/trainer-2")
+    comparison = compare_jobs(context, "aaaa/trainer", "aaaa/trainer-2")
     assert [side.trainer for side in comparison.sides] == ["trainer", "trainer-2"]
     assert comparison.benchmarks == ()  # the second was not evaluated
     with pytest.raises(NotFound, match="2 trainers") as caught:
-        compared(context, "aaaa", "aaaa/trainer")
+        compare_jobs(context, "aaaa", "aaaa/trainer")
     assert "aaaa/trainer, aaaa/trainer-2" in caught.value.do
     with pytest.raises(NotFound, match="no trainer 'x'"):
-        compared(context, "aaaa/x", "aaaa/trainer")
+        compare_jobs(context, "aaaa/x", "aaaa/trainer")
     with pytest.raises(InvalidInput, match="the same training"):
-        compared(context, "aaaa/trainer", "both/trainer")
+        compare_jobs(context, "aaaa/trainer", "both/trainer")
 
 
 def test_runs_are_found_by_one_name_only(context: Context) -> None:
@@ -153,10 +153,10 @@ def test_runs_are_found_by_one_name_only(context: Context) -> None:
     RunRecord(context.settings.runs / "cccc3333").begin({"nodes": []})
     for name in ("same", "aaaa"):
         with pytest.raises(Conflict, match="means several jobs"):
-            compared(context, name, "aaaa1111")
+            compare_jobs(context, name, "aaaa1111")
     for name in ("nobody", "cccc", "../aaaa1111"):
         with pytest.raises(NotFound, match="no ended job"):
-            compared(context, name, "aaaa1111")
+            compare_jobs(context, name, "aaaa1111")
 
 
 def test_a_trial_of_a_sweep_is_not_compared(context: Context) -> None:
@@ -169,7 +169,7 @@ def test_a_trial_of_a_sweep_is_not_compared(context: Context) -> None:
     trials = tuple(node.model_copy(update={"id": f"trainer.{n}"}) for n, node in enumerate([result.nodes[0]] * 2))
     RunRecord(folder).finish(result.model_copy(update={"nodes": trials}))
     with pytest.raises(InvalidInput, match=r"trainer\.1 is a trial of a sweep.*trainyard sweep show trials"):
-        compared(context, "aaaa1111", "bbbb2222/trainer.1")
+        compare_jobs(context, "aaaa1111", "bbbb2222/trainer.1")
 
 
 def test_the_curves_of_a_run_are_one_picture(context: Context) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.surfaces.live.test_job_streams import JOB, JobHome
+from tests.unit.surfaces.test_job_streams import JOB, JobHome
 from trainyard.app.jobs.checkpoints import list_checkpoints, verify_checkpoints
 from trainyard.app.jobs.samples import show_samples
 from trainyard.backends.job import TrainingJob

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.surfaces.live.test_job_streams import JobHome, lines_of, texts_until_end
+from tests.unit.surfaces.test_job_streams import JobHome, list_lines, texts_until_end
 from trainyard.app.jobs.jobs import show_metrics
 from trainyard.app.jobs.logs import JobLog, show_logs
 from trainyard.errors import NotFound
@@ -25,15 +25,15 @@ def job_home(tmp_path: Path) -> JobHome:
     return JobHome(tmp_path)
 
 
-def part(job_home: JobHome, offset: int | None = None, limit: int = 65_536) -> JobLog:
+def show_part(job_home: JobHome, offset: int | None = None, limit: int = 65_536) -> JobLog:
     request = LogsInput(job="guide", source="trainer", offset=offset, limit_bytes=limit)
     return show_logs(request, job_home.context)
 
 
-def everything(job_home: JobHome, limit: int) -> list[str]:
+def read_all_parts(job_home: JobHome, limit: int) -> list[str]:
     """All parts, one after the other."""
     lines, offset = [], 0
-    while (log := part(job_home, offset, limit)).lines:
+    while (log := show_part(job_home, offset, limit)).lines:
         assert log.next_offset["trainer"] > offset
         lines += [line.text for line in log.lines]
         offset = log.next_offset["trainer"]
@@ -47,7 +47,7 @@ texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters=
 @given(lines=st.lists(texts, max_size=12), limit=st.integers(150, 400))
 def test_the_parts_of_any_size_are_the_whole(job_home: JobHome, lines: list[str], limit: int) -> None:
     (job_home.work / "child.log").write_bytes("".join(f"{line}\n" for line in lines).encode())
-    assert everything(job_home, limit) == lines
+    assert read_all_parts(job_home, limit) == lines
 
 
 def backwards(job_home: JobHome, limit: int) -> list[str]:
@@ -76,7 +76,7 @@ def test_the_end_of_a_log_is_where_its_stream_continues(job_home: JobHome) -> No
     assert [line.text for line in log.lines] == ["two"]
     assert (log.first_offset, log.next_offset) == ({"trainer": 4}, {"trainer": 8})
     job_home.write("child.log", "ee\n")
-    assert [line.text for line in part(job_home, 8).lines] == ["three"]
+    assert [line.text for line in show_part(job_home, 8).lines] == ["three"]
     job_home.write("child.log", "no end")
     job_home.state(JobState.FAILED)
     log = show_logs(LogsInput(job="guide", source="trainer", tail=2), job_home.context)
@@ -115,32 +115,32 @@ def test_a_log_without_a_line_has_an_end(job_home: JobHome) -> None:
 def test_colors_and_overwritten_lines_are_data(job_home: JobHome) -> None:
     text = "\x1b[1;31mloss\x1b[0m\r 10%\r 20% <script>alert(1)</script>"
     job_home.write("child.log", f"{text}\n")
-    assert [line.text for line in part(job_home).lines] == [text]
+    assert [line.text for line in show_part(job_home).lines] == [text]
 
 
 def test_a_part_continues_where_the_last_one_ended_while_the_file_grows(job_home: JobHome) -> None:
-    assert part(job_home).next_offset == {"trainer": 0}, "it is not there yet"
+    assert show_part(job_home).next_offset == {"trainer": 0}, "it is not there yet"
     job_home.write("child.log", "one\ntwo\nthr")
-    first = part(job_home)
+    first = show_part(job_home)
     assert [line.text for line in first.lines] == ["one", "two"]
     job_home.write("child.log", "ee\n")
-    second = part(job_home, first.next_offset["trainer"])
+    second = show_part(job_home, first.next_offset["trainer"])
     assert [line.text for line in second.lines] == ["three"]
-    assert part(job_home, second.next_offset["trainer"]).lines == ()
+    assert show_part(job_home, second.next_offset["trainer"]).lines == ()
 
 
 def test_the_words_of_a_trainer_that_died_in_a_line_are_given_at_its_end(job_home: JobHome) -> None:
     job_home.write("child.log", "one\nno end")
-    assert everything(job_home, 100) == ["one"]
+    assert read_all_parts(job_home, 100) == ["one"]
     job_home.state(JobState.FAILED)
-    assert everything(job_home, 100) == ["one", "no end"]
+    assert read_all_parts(job_home, 100) == ["one", "no end"]
 
 
 def test_a_log_that_was_cut_is_given_from_its_start(job_home: JobHome) -> None:
     job_home.write("child.log", "one\ntwo\nthree\n")
-    offset = part(job_home).next_offset["trainer"]
+    offset = show_part(job_home).next_offset["trainer"]
     os.truncate(job_home.work / "child.log", 4)
-    log = part(job_home, offset)
+    log = show_part(job_home, offset)
     assert log.restarted
     assert [line.text for line in log.lines] == ["one"]
     assert log.next_offset == {"trainer": 4}
@@ -148,7 +148,7 @@ def test_a_log_that_was_cut_is_given_from_its_start(job_home: JobHome) -> None:
 
 def test_a_line_longer_than_the_limit_comes_in_parts(job_home: JobHome) -> None:
     job_home.write("child.log", "x" * 1000 + "\nend\n")
-    assert "".join(everything(job_home, 128)) == "x" * 1000 + "end"
+    assert "".join(read_all_parts(job_home, 128)) == "x" * 1000 + "end"
 
 
 def test_a_log_that_the_job_does_not_have_is_not_found(job_home: JobHome) -> None:
@@ -179,9 +179,9 @@ def test_a_secret_that_a_training_prints_does_not_leave_the_service(
     job_home.state(JobState.COMPLETED)
 
     async def stream() -> list[str]:
-        return lines_of(await texts_until_end(job_home.logs()))
+        return list_lines(await texts_until_end(job_home.logs()))
 
-    parts = (everything(job_home, 150), backwards(job_home, 150), asyncio.run(stream()))
+    parts = (read_all_parts(job_home, 150), backwards(job_home, 150), asyncio.run(stream()))
     expected_lines = [
         "step 1",
         "login with [redacted]",
@@ -190,7 +190,7 @@ def test_a_secret_that_a_training_prints_does_not_leave_the_service(
         "step 2",
     ]
     assert list(parts) == [expected_lines] * 3
-    assert part(job_home).next_offset == {"trainer": len(text)}
+    assert show_part(job_home).next_offset == {"trainer": len(text)}
 
 
 def test_the_end_of_a_large_log_is_there_at_once(job_home: JobHome) -> None:

@@ -45,7 +45,7 @@ def here(tmp_path: Path) -> Settings:
     )  # fmt: skip
 
 
-def chain_of(method: Any, **config: Any) -> ChainSpec:
+def make_chain(method: Any, **config: Any) -> ChainSpec:
     hyper = {"max_length": 512, "batch_size": 4, **config.pop("hyperparameters", {})}
     trainer = {"stage": "sft", "device": "cpu", "method": method, "hyperparameters": hyper, **config}
     nodes = [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer", "config": trainer}]
@@ -54,7 +54,7 @@ def chain_of(method: Any, **config: Any) -> ChainSpec:
 
 def decide(here: Settings, memory_gb: float, **config: Any) -> tuple[TrainerConfig, MethodDecision]:
     method = {"type": "auto", "memory_gb": memory_gb, **config.pop("method", {})}
-    chain, (decision,) = resolve_with_decisions(chain_of(method, **config), here)
+    chain, (decision,) = resolve_with_decisions(make_chain(method, **config), here)
     trainer_config = chain.node("trainer").config
     assert isinstance(trainer_config, TrainerConfig)
     return trainer_config, decision
@@ -106,12 +106,12 @@ def test_rows_are_not_cut_below_the_least_length(here: Settings) -> None:
 def test_a_least_length_that_cuts_nothing_is_refused(here: Settings) -> None:
     with pytest.raises(Refused, match="R-SETTING-UNUSED"):
         decide(here, 9, method={"min_length": 4096})
-    assert [problem.code for problem in check(chain_of({"type": "auto", "min_length": 4096}))] == ["R-SETTING-UNUSED"]
+    assert [problem.code for problem in check(make_chain({"type": "auto", "min_length": 4096}))] == ["R-SETTING-UNUSED"]
 
 
 def test_what_a_backend_or_the_chain_refuses_is_left_out_with_its_reason(here: Settings) -> None:
     method = {"type": "auto", "memory_gb": 9}
-    source, trainer = chain_of(method).model_dump(mode="json", exclude_unset=True)["nodes"]
+    source, trainer = make_chain(method).model_dump(mode="json", exclude_unset=True)["nodes"]
     deployer = {"type": "deployer", "config": {"targets": [{"type": "embedded"}]}}
     spec = ChainSpec.model_validate(
         {"nodes": [source, {"type": "validator"}, trainer, {"type": "evaluator"}, deployer]}
@@ -132,14 +132,14 @@ def test_a_measured_lack_of_memory_counts(here: Settings) -> None:
 
 
 def test_the_digest_is_that_of_the_chosen_method(here: Settings) -> None:
-    auto_chain = resolve_chain(chain_of({"type": "auto", "memory_gb": 9}), here)
-    assert auto_chain.digest == resolve_chain(chain_of("full"), here).digest
+    auto_chain = resolve_chain(make_chain({"type": "auto", "memory_gb": 9}), here)
+    assert auto_chain.digest == resolve_chain(make_chain("full"), here).digest
     again = ResolvedChain.model_validate_json(auto_chain.model_dump_json())
-    assert resolve_chain(chain_of("auto"), here, again).digest == auto_chain.digest
+    assert resolve_chain(make_chain("auto"), here, again).digest == auto_chain.digest
 
 
 def test_a_continued_run_keeps_its_method_whatever_was_measured_since(here: Settings) -> None:
-    spec = chain_of({"type": "auto", "memory_gb": 9})
+    spec = make_chain({"type": "auto", "memory_gb": 9})
     first = resolve_chain(spec, here)
     key = timing_key(decide(here, 9)[0], Path(here.default_base_model), Device.CPU, here)
     add_timing(key, Problem(time=1.0, max_length=512, rows_per_batch=4, why="ten steps ran out of memory"), here)
@@ -159,19 +159,19 @@ def test_an_unknown_model_or_memory_is_refused(here: Settings, tmp_path: Path) -
     with pytest.raises(Refused, match=r"E-MODEL-INVALID trainer.config.base_model"):
         decide(here, 10)
     with pytest.raises(Refused, match=r"memory of cuda, which is not known on this machine|has no device cuda"):
-        resolve_with_decisions(chain_of("auto", device="cuda"), here)
+        resolve_with_decisions(make_chain("auto", device="cuda"), here)
     assert device_memory(Device.CPU)
 
 
 def test_without_a_machine_a_chain_is_checked_and_not_resolved() -> None:
-    assert check(chain_of("auto")) == []
-    assert [reason.row for reason in check(chain_of("auto", stage="dpo", backend="llamacpp"))] != []
+    assert check(make_chain("auto")) == []
+    assert [reason.row for reason in check(make_chain("auto", stage="dpo", backend="llamacpp"))] != []
     with pytest.raises(Refused, match="Method auto is chosen by the memory of the machine that trains"):
-        resolve(chain_of("auto"))
+        resolve(make_chain("auto"))
 
 
 def test_check_and_plan_print_the_decision(here: Settings, tmp_path: Path) -> None:
-    spec = chain_of({"type": "auto", "memory_gb": 9}, base_model=None)
+    spec = make_chain({"type": "auto", "memory_gb": 9}, base_model=None)
     (tmp_path / "chain.yaml").write_text(json.dumps(spec.model_dump(mode="json", exclude_unset=True)))
     (file,) = check_files(CheckInput(files=(tmp_path / "chain.yaml",)), Context(here)).files
     assert not file.reasons
@@ -183,6 +183,6 @@ def test_check_and_plan_print_the_decision(here: Settings, tmp_path: Path) -> No
 
 def test_a_chain_with_its_defaults_written_out_is_accepted_as_well(here: Settings) -> None:
     """A run is given the chain so, and rows may be shorter than the default of `min_length`."""
-    spec = chain_of({"type": "auto", "memory_gb": 9}, hyperparameters={"max_length": 64})
+    spec = make_chain({"type": "auto", "memory_gb": 9}, hyperparameters={"max_length": 64})
     written = ChainSpec.model_validate(spec.model_dump(mode="json"))
     assert resolve_chain(written, here).digest == resolve_chain(spec, here).digest

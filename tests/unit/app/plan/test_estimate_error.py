@@ -41,12 +41,12 @@ def here(tmp_path: Path, tiny_model: Path) -> Settings:
     return Settings(home=tmp_path / "home", working_folder=work, default_base_model=str(tiny_model))
 
 
-def estimates_of(here: Settings, template: str, **parameters: Any) -> dict[str, Any]:
+def list_estimates(here: Settings, template: str, **parameters: Any) -> dict[str, Any]:
     plan = plan_chain(parse_request(template, parameters).spec, here)
     return {node.id: node.estimate for node in plan.nodes}
 
 
-def preview_of(here: Settings, **fields: Any) -> Any:
+def preview_data(here: Settings, **fields: Any) -> Any:
     return execute_operation(
         "data preview", build_request("data preview", fields), Context(here, say=lambda _text: None)
     )
@@ -58,8 +58,8 @@ def error(planned: float, real: float) -> float:
 
 def test_the_tokens_of_a_plan_are_those_of_the_rows(here: Settings) -> None:
     hyper = {"epochs": EPOCHS, "max_length": MAX_LENGTH, "batch_size": 4}
-    trainer = estimates_of(here, "training-job", dataset={"path": "chats.jsonl"}, hyperparameters=hyper)["trainer"]
-    real = preview_of(here, path="chats.jsonl", base_model=str(here.default_base_model)).lengths
+    trainer = list_estimates(here, "training-job", dataset={"path": "chats.jsonl"}, hyperparameters=hyper)["trainer"]
+    real = preview_data(here, path="chats.jsonl", base_model=str(here.default_base_model)).lengths
     assert (trainer.rows, trainer.steps) == (120, 120 * EPOCHS // 4)
     assert error(trainer.tokens, real.mean * 120) <= LARGEST_ERROR
     assert real.mean < MAX_LENGTH / 5, "an estimate by the longest that is allowed would be off by more"
@@ -67,8 +67,8 @@ def test_the_tokens_of_a_plan_are_those_of_the_rows(here: Settings) -> None:
 
 def test_the_pairs_of_a_plan_are_those_that_the_documents_give(here: Settings) -> None:
     count, wordings = 600, 3
-    estimates = estimates_of(here, "qa-pipeline", documents="docs", count=count, wordings=wordings)
-    generation = preview_of(here, path="docs", generate=True, count=count, wordings=wordings).generation
+    estimates = list_estimates(here, "qa-pipeline", documents="docs", count=count, wordings=wordings)
+    generation = preview_data(here, path="docs", generate=True, count=count, wordings=wordings).generation
     rows = generation.found_pairs * wordings
     assert 0 < rows < count / 3
     assert error(estimates["ai-generator"].rows, rows) <= LARGEST_ERROR

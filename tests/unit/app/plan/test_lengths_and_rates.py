@@ -61,14 +61,14 @@ def here(tmp_path: Path, bases: dict[str, Path]) -> Settings:
     return Settings(home=tmp_path / "home", working_folder=tmp_path, data_roots=roots, min_free_mb=0)
 
 
-def chain_of(base: Path, **config: Any) -> dict[str, Any]:
+def make_chain(base: Path, **config: Any) -> dict[str, Any]:
     trainer = {"base_model": str(base), "device": "cpu", **config}
     return {
         "nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "trainer", "config": trainer}]
     }
 
 
-def checked(here: Settings, chain: dict[str, Any]) -> FileCheck:
+def check_chain(here: Settings, chain: dict[str, Any]) -> FileCheck:
     path = here.working_folder / "chain.yaml"
     path.write_text(yaml.safe_dump(chain))
     (file,) = check(CheckInput(files=(path,)), Context(here)).files
@@ -76,43 +76,43 @@ def checked(here: Settings, chain: dict[str, Any]) -> FileCheck:
 
 
 def test_a_warm_up_longer_than_the_run_is_refused(here: Settings, bases: dict[str, Path]) -> None:
-    file = checked(here, chain_of(bases["llama"], hyperparameters={"max_steps": 10, "warmup_steps": 1000}))
+    file = check_chain(here, make_chain(bases["llama"], hyperparameters={"max_steps": 10, "warmup_steps": 1000}))
     assert [reason["code"] for reason in file.reasons] == ["R-SCHEDULE"]
     assert "the highest rate would be 1.00% of learning_rate" in file.reasons[0]["line"]
 
 
 def test_the_default_length_is_that_of_a_base_with_fewer_positions(here: Settings, bases: dict[str, Path]) -> None:
     """A run is given the chain with every default written out, and resolves it in the same way."""
-    spec = parse_request(chain_of(bases["gpt2"], hyperparameters={"max_steps": 2})).spec
+    spec = parse_request(make_chain(bases["gpt2"], hyperparameters={"max_steps": 2})).spec
     chain = resolve_chain(spec, here)
     assert chain.node("trainer").config.hyperparameters.max_length == POSITIONS
     written = type(spec).model_validate(spec.model_dump(mode="json"))
     assert resolve_chain(written, here).digest == chain.digest
     line = "max_length is 64: the base has 64 positions."
-    assert f"trainer: {line}" in checked(here, chain_of(bases["gpt2"])).notes
+    assert f"trainer: {line}" in check_chain(here, make_chain(bases["gpt2"])).notes
     assert line in plan_chain(spec, here).nodes[1].advice
     grpo = {"type": "grpo", "rewards": [{"type": "exact_match"}], "max_completion_length": 24}
-    grpo_chain = resolve_chain(parse_request(chain_of(bases["gpt2"], stage=grpo)).spec, here)
+    grpo_chain = resolve_chain(parse_request(make_chain(bases["gpt2"], stage=grpo)).spec, here)
     assert grpo_chain.node("trainer").config.hyperparameters.max_length == POSITIONS - 24
 
 
 def test_a_length_beyond_learned_positions_is_refused(here: Settings, bases: dict[str, Path]) -> None:
-    file = checked(here, chain_of(bases["gpt2"], hyperparameters={"max_length": 65}))
+    file = check_chain(here, make_chain(bases["gpt2"], hyperparameters={"max_length": 65}))
     assert [(reason["code"], reason["row"]) for reason in file.reasons] == [("R-LENGTH", "base-positions")]
-    assert checked(here, chain_of(bases["gpt2"], hyperparameters={"max_length": 64})).ok
+    assert check_chain(here, make_chain(bases["gpt2"], hyperparameters={"max_length": 64})).ok
     grpo = {"type": "grpo", "rewards": [{"type": "exact_match"}], "max_completion_length": 60}
-    file = checked(here, chain_of(bases["gpt2"], stage=grpo))
+    file = check_chain(here, make_chain(bases["gpt2"], stage=grpo))
     assert "completions of up to 60" in file.reasons[0]["line"]
 
 
 def test_a_length_beyond_rotary_positions_is_reported(here: Settings, bases: dict[str, Path]) -> None:
-    file = checked(here, chain_of(bases["llama"]))
+    file = check_chain(here, make_chain(bases["llama"]))
     assert file.ok
     assert any("longer than the 64 positions of the base" in note for note in file.notes)
-    scaled = chain_of(bases["llama"], method="full", rope={"factor": 8})
-    assert not any("positions" in note for note in checked(here, scaled).notes)
-    wrong = chain_of(bases["llama"], method="full", rope={"factor": 8, "original_length": 128})
-    assert [reason["row"] for reason in checked(here, wrong).reasons] == ["rope-original"]
+    scaled = make_chain(bases["llama"], method="full", rope={"factor": 8})
+    assert not any("positions" in note for note in check_chain(here, scaled).notes)
+    wrong = make_chain(bases["llama"], method="full", rope={"factor": 8, "original_length": 128})
+    assert [reason["row"] for reason in check_chain(here, wrong).reasons] == ["rope-original"]
 
 
 def test_long_rows_of_a_base_with_few_positions_are_cut_and_trained(bases: dict[str, Path], tmp_path: Path) -> None:
@@ -152,13 +152,13 @@ def test_the_context_of_a_base_is_read_from_its_config(config: dict[str, Any], e
 
 def test_the_defaults_of_grpo_agree(here: Settings, bases: dict[str, Path]) -> None:
     stage = {"type": "grpo", "rewards": [{"type": "exact_match"}]}
-    chain = resolve_chain(parse_request(chain_of(bases["llama"], stage=stage)).spec, here)
+    chain = resolve_chain(parse_request(make_chain(bases["llama"], stage=stage)).spec, here)
     assert chain.node("trainer").config.hyperparameters.batch_size == 8
-    file = checked(here, chain_of(bases["llama"], stage=stage, hyperparameters={"batch_size": 6}))
+    file = check_chain(here, make_chain(bases["llama"], stage=stage, hyperparameters={"batch_size": 6}))
     assert [reason["code"] for reason in file.reasons] == ["R-BATCH"]
 
 
 def test_an_interval_above_the_run_is_reported_by_check(here: Settings, bases: dict[str, Path]) -> None:
-    chain = chain_of(bases["llama"], hyperparameters={"max_steps": 10, "save_steps": 500, "max_length": 64})
+    chain = make_chain(bases["llama"], hyperparameters={"max_steps": 10, "save_steps": 500, "max_length": 64})
     note = "trainer: save_steps is 500 and the run has 10 steps: no checkpoint is made before its end."
-    assert note in checked(here, chain).notes
+    assert note in check_chain(here, chain).notes

@@ -31,7 +31,7 @@ def here(tmp_path: Path, tiny_model: Path) -> Settings:
     return Settings(home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tiny_model))
 
 
-def plan_of(here: Settings, **parameters: Any) -> ChainPlan:
+def make_plan(here: Settings, **parameters: Any) -> ChainPlan:
     return plan_chain(parse_request("qa-pipeline", {"documents": "docs", **parameters}).spec, here)
 
 
@@ -93,7 +93,7 @@ def test_a_misspelt_parameter_is_refused_with_a_hint() -> None:
 
 
 def test_a_plan_lists_the_nodes_in_order_with_their_complete_config(here: Settings) -> None:
-    plan = plan_of(here)
+    plan = make_plan(here)
     assert plan.order == ("data-source", "ai-generator", "validator", "trainer", "evaluator", "deployer")
     trainer = next(node for node in plan.nodes if node.id == "trainer")
     assert trainer.config["base_model"] == here.default_base_model
@@ -104,7 +104,7 @@ def test_a_plan_lists_the_nodes_in_order_with_their_complete_config(here: Settin
 
 
 def test_a_plan_shows_what_is_finished_already(here: Settings) -> None:
-    key = next(node for node in plan_of(here).nodes if node.id == "data-source").key
+    key = next(node for node in make_plan(here).nodes if node.id == "data-source").key
     assert key is not None
 
     def make(folder: Path) -> Produced:
@@ -112,7 +112,7 @@ def test_a_plan_shows_what_is_finished_already(here: Settings) -> None:
         return Produced(outputs={Port.DOCUMENTS: ProducedSet(folder="documents", rows=17)})
 
     ArtifactStore(here.artifacts).produce(key, make)
-    nodes = {node.id: node for node in plan_of(here).nodes}
+    nodes = {node.id: node for node in make_plan(here).nodes}
     assert nodes["data-source"].reused
     assert nodes["data-source"].estimate.rows == 17
     assert nodes["ai-generator"].key is not None
@@ -121,7 +121,7 @@ def test_a_plan_shows_what_is_finished_already(here: Settings) -> None:
 
 
 def test_a_plan_says_what_is_missing(here: Settings) -> None:
-    plan = plan_of(here, documents="nothing", base_model="./no-model")
+    plan = make_plan(here, documents="nothing", base_model="./no-model")
     problems = {node.id: node.problem for node in plan.nodes if node.problem}
     assert "E-DATA-NOT-FOUND" in problems["data-source"]
     assert "E-MODEL-NOT-FOUND" in problems["trainer"]
@@ -129,7 +129,7 @@ def test_a_plan_says_what_is_missing(here: Settings) -> None:
 
 
 def test_a_plan_lists_what_this_machine_refuses(here: Settings) -> None:
-    plan = plan_of(here, documents="../outside", model="llama3.2")
+    plan = make_plan(here, documents="../outside", model="llama3.2")
     assert {refusal["row"] for refusal in plan.refusals} == {"path-root", "engine-unresolved"}
     assert render("plan", plan).count("R-PATH-ROOT") == 1
     assert plan.exit_code == 5
@@ -176,7 +176,7 @@ def test_a_base_that_no_stage_can_train_is_refused_by_the_plan(
     shutil.copytree(tiny_model, base)
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, **changed}))
-    plan = plan_of(here, base_model=str(base))
+    plan = make_plan(here, base_model=str(base))
     assert [refusal["row"] for refusal in plan.refusals] == ([row] if row else [])
 
 
@@ -227,7 +227,7 @@ def test_the_plan_says_that_paged_states_are_not_paged_on_a_cpu(here: Settings) 
 
 def test_the_embedded_server_is_asked_for_only_where_a_target_wants_it(here: Settings) -> None:
     targets = {"publish": {"targets": [{"type": "embedded"}]}}
-    assert {refusal["code"] for refusal in plan_of(here, **targets).refusals} == {"R-TARGET-DOWN"}
+    assert {refusal["code"] for refusal in make_plan(here, **targets).refusals} == {"R-TARGET-DOWN"}
 
 
 def test_merging_goes_group_by_group() -> None:

@@ -14,12 +14,11 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save
 
-from tests.session_surface import surface_of
-from tests.unit.backends.session_host import ROWS, HostedSession, hosted, record_of
+from tests.session_surface import make_surface
+from tests.unit.backends.session_host import ROWS, HostedSession, host_session, make_record
 from trainyard.app.context import OWNER, Caller
-from trainyard.app.sessions.accept import accept_session
-from trainyard.app.sessions.call import not_open_error
-from trainyard.app.sessions.calls import build_prompt, build_row
+from trainyard.app.sessions.calls import build_prompt, build_row, not_open_error
+from trainyard.app.sessions.life import accept_session
 from trainyard.backends.sessions.records import (
     SessionState,
     SessionStatus,
@@ -59,7 +58,7 @@ def here(tmp_path: Path, tiny_model: Path) -> Settings:
 @pytest.fixture(scope="module")
 def open_session(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[HostedSession]:
     settings = load_settings(home=tmp_path_factory.mktemp("open"), threads=1)
-    with hosted(settings, record_of(tiny_model)) as session:
+    with host_session(settings, make_record(tiny_model)) as session:
         yield session
 
 
@@ -100,7 +99,7 @@ def test_without_steps_the_rate_is_constant(here: Settings) -> None:
 )  # fmt: skip
 def test_what_no_session_can_do_is_refused_at_creation(here: Settings, body: dict[str, Any], codes: list[str]) -> None:
     with pytest.raises(Refused) as refused:
-        surface_of(here).sessions.create(parameters=body)
+        make_surface(here).sessions.create(parameters=body)
     assert sorted({reason.code for reason in refused.value.reasons}) == sorted(codes)
     assert all(reason.node is None and not reason.field.startswith("config") for reason in refused.value.reasons)
     assert not sessions_folder(here).exists()
@@ -116,19 +115,19 @@ def test_without_a_server_nothing_is_written(here: Settings, monkeypatch: pytest
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
-        surface_of(here).sessions.create()
+        make_surface(here).sessions.create()
     assert not sessions_folder(here).exists()
 
 
 def test_a_session_of_a_file(here: Settings, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("eval: {}\n")
     with pytest.raises(Refused, match="R-EVALUATION"):
-        surface_of(here).sessions.create(file=tmp_path / "s.yaml")
+        make_surface(here).sessions.create(file=tmp_path / "s.yaml")
     (tmp_path / "c.yaml").write_text("nodes: []\n")
     with pytest.raises(InvalidInput, match="E-SPEC-FILE"):
-        surface_of(here).sessions.create(file=tmp_path / "c.yaml")
+        make_surface(here).sessions.create(file=tmp_path / "c.yaml")
     with pytest.raises(NotFound, match="E-PARAMETER"):
-        surface_of(here).sessions.create(file=tmp_path / "none.yaml")
+        make_surface(here).sessions.create(file=tmp_path / "none.yaml")
 
 
 # Whose it is
@@ -148,7 +147,7 @@ def test_another_tenants_session_is_not_there(open_session: HostedSession) -> No
         if not name.startswith("sessions ") or "{session}" not in find_route(name)[1]:
             continue
         values = {"forward_id": "x", "prompts": ["x"], "rows": ["x"], "op_seq": 1, "name": "forward-1-logits"}
-        operation = getattr(surface_of(settings, THEIRS).sessions, name.split()[1].replace("-", "_"))
+        operation = getattr(make_surface(settings, THEIRS).sessions, name.split()[1].replace("-", "_"))
         fields = {key: value for key, value in values.items() if key in operation.__signature__.parameters}
         messages = []
         for session_id in (session, absent):
@@ -156,7 +155,7 @@ def test_another_tenants_session_is_not_there(open_session: HostedSession) -> No
                 operation(session=session_id, **fields)
             messages.append(str(missing.value).replace(session_id, "ID"))
         assert messages[0] == messages[1], row
-    assert surface_of(settings, THEIRS).sessions.list().sessions == ()
+    assert make_surface(settings, THEIRS).sessions.list().sessions == ()
 
 
 @pytest.mark.parametrize("name", ["session-../../../etc", "../session-0123456789ab", "session-0123456789AB", ""])
@@ -164,14 +163,14 @@ def test_only_ids_are_names_of_sessions(here: Settings, name: str) -> None:
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
         folder_of_session(here, name)
     with pytest.raises(InvalidInput, match="E-PARAMETER"):
-        surface_of(here).sessions.show(session=name)
+        make_surface(here).sessions.show(session=name)
 
 
 # What it is doing
 
 
 def test_the_state_of_a_session_without_a_process(here: Settings, tiny_model: Path) -> None:
-    record = record_of(tiny_model)
+    record = make_record(tiny_model)
     folder = write_record(here, record)
     assert read_record(here, record.id) == record
     assert read_status(here, record.id).state is SessionState.PENDING
@@ -182,13 +181,13 @@ def test_the_state_of_a_session_without_a_process(here: Settings, tiny_model: Pa
     with device_lock(lock_of_session(here, record.id)):
         assert read_status(here, record.id).state is SessionState.OPEN
     write_status(folder, SessionState.ENDED, "idle", "run", last={"op_seq": 7, "global_step": 2, "unknown": 1})
-    (row,) = surface_of(here).sessions.list().sessions
+    (row,) = make_surface(here).sessions.list().sessions
     assert (row.state, row.detail, row.op_seq, row.global_step) == (SessionState.ENDED, "idle", 7, 2)
     assert "sessions resume" in session_text(row)
-    assert record.id in sessions_text(surface_of(here).sessions.list())
-    assert surface_of(here).sessions.close(session=record.id) == row, "what has ended is closed"
+    assert record.id in sessions_text(make_surface(here).sessions.list())
+    assert make_surface(here).sessions.close(session=record.id) == row, "what has ended is closed"
     with pytest.raises(Conflict, match=r"E-SESSION-STATE: .* is ended \(idle\) and takes no calls"):
-        surface_of(here).sessions.step(session=record.id)
+        make_surface(here).sessions.step(session=record.id)
 
 
 def test_a_session_that_waits_says_what_for() -> None:
@@ -198,12 +197,12 @@ def test_a_session_that_waits_says_what_for() -> None:
 
 
 def test_a_session_whose_process_is_gone_does_not_answer(here: Settings, tiny_model: Path) -> None:
-    record = record_of(tiny_model)
+    record = make_record(tiny_model)
     folder = write_record(here, record)
     (folder / "socket.json").write_text(json.dumps({"path": str(folder / "gone"), "pid": 1}))
     started = time.monotonic()
     with pytest.raises(Conflict, match="E-SESSION-STATE: The session does not answer"):
-        surface_of(here).sessions.zero_grad(session=record.id)
+        make_surface(here).sessions.zero_grad(session=record.id)
     assert time.monotonic() - started < 60
 
 
@@ -211,7 +210,7 @@ def test_a_session_whose_process_is_gone_does_not_answer(here: Settings, tiny_mo
 
 
 def test_a_loop_through_the_operations(open_session: HostedSession) -> None:
-    sessions, session = surface_of(open_session.settings).sessions, open_session.record.id
+    sessions, session = make_surface(open_session.settings).sessions, open_session.record.id
     result = sessions.forward(session=session, rows=ROWS, outputs=["logits"])
     assert result.state == "done"
     assert result.loss > 0
@@ -237,7 +236,7 @@ def test_a_loop_through_the_operations(open_session: HostedSession) -> None:
 
 
 def test_a_call_that_is_not_waited_for_is_a_future(open_session: HostedSession) -> None:
-    sessions, session = surface_of(open_session.settings).sessions, open_session.record.id
+    sessions, session = make_surface(open_session.settings).sessions, open_session.record.id
     future = sessions.forward(session=session, rows=ROWS, wait=False)
     assert (future.loss, future.state in ("pending", "running", "done")) == (None, True)
     done = sessions.result(session=session, op_seq=future.op_seq, wait=True)
@@ -250,7 +249,7 @@ def test_a_call_that_is_not_waited_for_is_a_future(open_session: HostedSession) 
 
 
 def test_tensors_come_as_safetensors(open_session: HostedSession) -> None:
-    sessions, session = surface_of(open_session.settings).sessions, open_session.record.id
+    sessions, session = make_surface(open_session.settings).sessions, open_session.record.id
     ids = torch.tensor([[5, 6, 7]])
     body = save({"input_ids": ids, "labels": ids.clone()})
     assert sessions.forward(session=session, tensors=base64.b64encode(body)).units == 2
@@ -260,7 +259,7 @@ def test_tensors_come_as_safetensors(open_session: HostedSession) -> None:
 
 def test_an_output_that_is_not_kept_is_not_found(open_session: HostedSession) -> None:
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
-        surface_of(open_session.settings).sessions.output(session=open_session.record.id, name="forward-999-logits")
+        make_surface(open_session.settings).sessions.output(session=open_session.record.id, name="forward-999-logits")
 
 
 # Fields

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from trainyard.app.context import Context
 from trainyard.app.stack.backup import back_up, restore
 from trainyard.backends.manager import TrainingManager
@@ -170,7 +170,7 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
             yield member, stream.read() if stream else b""
 
 
-def changed(path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> None:
+def change_archive(path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> None:
     """Write the archive again with other members."""
     entries = list(members(path))
     with tarfile.open(path, "w:gz") as archive:
@@ -205,7 +205,7 @@ def be_of_a_later_version(name: str, data: bytes) -> tuple[str, bytes] | None:
 def test_a_changed_backup_is_refused_and_leaves_nothing(
     backup: Path, home: Path, tmp_path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]
 ) -> None:
-    changed(backup, change)
+    change_archive(backup, change)
     shutil.rmtree(home)
     with pytest.raises(Corrupt, match="E-BACKUP"):
         restore(RestoreInput(file=backup), context(home))
@@ -252,7 +252,7 @@ def test_a_manifest_that_no_backup_writes_is_refused(backup: Path, home: Path, c
     def change_manifest(name: str, data: bytes) -> tuple[str, bytes]:
         return name, json.dumps({**json.loads(data), **change}).encode() if name == "manifest.json" else data
 
-    changed(backup, change_manifest)
+    change_archive(backup, change_manifest)
     shutil.rmtree(home)
     with pytest.raises(Corrupt, match="Its manifest is wrong at"):
         restore(RestoreInput(file=backup), context(home))
@@ -328,7 +328,7 @@ def command(home: Path, *arguments: str, **options: object) -> subprocess.Comple
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("point", by_default(["restore.verified"], ["restore.unpacked", "restore.verified"]))
+@pytest.mark.parametrize("point", choose_by_default(["restore.verified"], ["restore.unpacked", "restore.verified"]))
 def test_a_killed_restore_leaves_no_home_and_can_be_repeated(backup: Path, home: Path, point: str) -> None:
     before = describe_files(home / "adapters")
     shutil.rmtree(home)

@@ -27,7 +27,7 @@ URLS = demo.DemoUrls(
 )  # fmt: skip
 
 
-def result(*, base: dict[str, float] = BETTER, control: dict[str, float] = BETTER) -> demo.DemoResult:
+def make_result(*, base: dict[str, float] = BETTER, control: dict[str, float] = BETTER) -> demo.DemoResult:
     row = {
         "name": "heldout_loss", "set": "unseen_wording", "rows": 60, "baseline": 4.0, "control": 0.5, "candidate": 0.3,
         "improvement": base, "vs_control": control,
@@ -41,7 +41,7 @@ def result(*, base: dict[str, float] = BETTER, control: dict[str, float] = BETTE
 
 
 def test_better_than_base_and_control_is_ok() -> None:
-    good = result()
+    good = make_result()
     assert good.exit_code == 0
     lines = demo_text(good).splitlines()
     assert lines[-1] == "demo: ok adapter=default/handbook/v1 base_loss=4.000 control_loss=0.500 tuned_loss=0.300"
@@ -53,7 +53,7 @@ def test_better_than_base_and_control_is_ok() -> None:
 
 @pytest.mark.parametrize("fields", [{"base": UNSURE}, {"control": UNSURE}])
 def test_an_interval_that_holds_zero_is_a_failure(fields: dict[str, dict[str, float]]) -> None:
-    bad = result(**fields)
+    bad = make_result(**fields)
     assert bad.exit_code == 1
     assert bad.last_line.startswith("demo: failed adapter=")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from tests.unit.stores.test_artifact_folders import write
 from trainyard.app.context import Context
 from trainyard.app.run_records import RunRecord, RunResult
@@ -167,7 +167,7 @@ def command(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("passes", by_default([1], [1, 2]))
+@pytest.mark.parametrize("passes", choose_by_default([1], [1, 2]))
 @pytest.mark.parametrize("point", ["gc.renamed", "gc.removed"])
 def test_a_killed_collection_leaves_everything_whole(old_home: Path, point: str, passes: int) -> None:
     assert command(old_home, TRAINYARD_FAULT=f"{point}#{passes}").returncode == -signal.SIGKILL

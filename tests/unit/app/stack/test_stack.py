@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from trainyard.app import services as stack
-from trainyard.app.checkout import checkout
 from trainyard.app.context import Context
 from trainyard.app.stack.stack import env, serve_models
 from trainyard.callbacks import ignore
 from trainyard.compute.services import Service, free_port, record_path, write_record
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.locations import checkout
 from trainyard.operations.base import Nothing
 from trainyard.serve import embedded
 from trainyard.settings import Settings, load_settings, settings
@@ -48,7 +48,7 @@ def no_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def record(here: Settings, name: str, url: str, log: Path | None = None) -> Service:
+def make_record(here: Settings, name: str, url: str, log: Path | None = None) -> Service:
     """A service record of a live process: this one."""
     me = psutil.Process()
     here.services.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def test_services_that_run_keep_the_folder_where_relative_paths_start(home: Path
         str(tmp_path / "second"),
         str(tmp_path / "first"),
     ]
-    record(first, "api", url)
+    make_record(first, "api", url)
     assert folder_of_worker(first) == str(tmp_path / "first")
     assert not messages
     assert folder_of_worker(second) == str(tmp_path / "first")
@@ -104,7 +104,7 @@ def test_the_caller_s_prefect_server_is_attached_to(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_env_exported_is_no_foreign_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    record(settings(), "server", "http://127.0.0.1:4217/api")
+    make_record(settings(), "server", "http://127.0.0.1:4217/api")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4217/api")
     assert stack.external_api_url(settings()) is None
     assert stack.api_url(settings()) == "http://127.0.0.1:4217/api"
@@ -150,7 +150,7 @@ def test_a_server_that_answers_is_used(server: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_running_server_is_not_started_twice(server: str) -> None:
     messages: list[str] = []
-    service = record(settings(), "server", server)
+    service = make_record(settings(), "server", server)
     assert stack.start_server(settings(), messages.append) == service
     assert messages == []
 
@@ -224,7 +224,7 @@ def test_a_pool_of_another_name_gets_the_same_deployments(tmp_path: Path) -> Non
 def test_a_server_of_another_home_on_the_same_port_is_not_taken_for_ours(server: str) -> None:
     """Two homes may find the same port free, and the slower one must not use the other's server."""
     port = int(server.removesuffix("/api").rpartition(":")[2])
-    service = record(settings(), "server", server)
+    service = make_record(settings(), "server", server)
     assert stack.owns_listener(service, port)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         other_service = Service(other.pid, psutil.Process(other.pid).create_time(), server)
@@ -236,10 +236,10 @@ def test_a_server_of_another_home_on_the_same_port_is_not_taken_for_ours(server:
 def test_a_server_that_died_is_started_again_on_its_port(server: str) -> None:
     """A lower port may have become free meanwhile, but the runs that are at work know only the one before."""
     assert stack.read_previous_port(settings()) is None
-    record(settings(), "server", server)
+    make_record(settings(), "server", server)
     assert stack.read_previous_port(settings()) is None, "somebody listens there"
     free = free_port(0)
-    record(settings(), "server", f"http://127.0.0.1:{free}/api")
+    make_record(settings(), "server", f"http://127.0.0.1:{free}/api")
     assert stack.read_previous_port(settings()) == free
 
 

@@ -21,8 +21,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.surfaces.cli.main import app
 from trainyard.sweeps.asha import TrialState
-from trainyard.sweeps.folder import SweepRecord, dump_spec, write_record
-from trainyard.sweeps.study import SweepStudy
+from trainyard.sweeps.study import SweepRecord, SweepStudy, dump_spec, write_record
 
 CHAIN = """
 name: guide

@@ -24,12 +24,12 @@ JSON = st.recursive(
 NOTHING: list[dict[str, Any]] = [{"arguments": value} for value in ({}, "{}", " { } ", '"{}"', None, "null", "")] + [{}]
 
 
-def called(**function: Any) -> dict[str, Any]:
+def make_call(**function: Any) -> dict[str, Any]:
     call = {"id": "call00001", "type": "function", "function": {"name": "list_lamps", **function}}
     return assistant("", tool_calls=[call])
 
 
-def rendered(name: str, turn: dict[str, Any]) -> str:
+def render_call(name: str, turn: dict[str, Any]) -> str:
     """The text of a conversation with one call, or that it is refused."""
     result = {"role": "tool", "tool_call_id": "call00001", "content": "[]"}
     try:
@@ -40,14 +40,14 @@ def rendered(name: str, turn: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_every_spelling_of_no_arguments_is_the_same(name: str) -> None:
-    assert len({rendered(name, called(**spelling)) for spelling in NOTHING}) == 1
+    assert len({render_call(name, make_call(**spelling)) for spelling in NOTHING}) == 1
 
 
 @pytest.mark.parametrize("name", RENDERERS)
 @pytest.mark.parametrize("wrong", ["all of them", "[1, 2]", [1, 2], 7, True, '"text"', "{'a': 1}"])
 def test_arguments_that_are_no_object_are_refused_with_the_name_of_the_call(name: str, wrong: Any) -> None:
     with pytest.raises(TemplateRefusal, match=r"the arguments of the call of 'list_lamps' are not an object"):
-        toy(name).text([user("Which lamps?"), called(arguments=wrong)])
+        toy(name).text([user("Which lamps?"), make_call(arguments=wrong)])
 
 
 @settings(max_examples=60, deadline=None)

@@ -17,11 +17,11 @@ TEMPLATES = [name for spec in RENDERERS.values() for name in spec.templates if n
 KNOWN = [*TEMPLATES, "chatml", "mistral", "olmo3", "role_colon"]
 
 
-def ids_of(renderer: Renderer, text: str) -> list[int]:
+def encode_text(renderer: Renderer, text: str) -> list[int]:
     return renderer.control.ids(text, start=False)
 
 
-def spoken(renderer: Renderer, turns: list[Turn], index: int, tools: list[dict[str, object]] | None) -> Parsed:
+def parse_spoken(renderer: Renderer, turns: list[Turn], index: int, tools: list[dict[str, object]] | None) -> Parsed:
     """A turn rendered as the last one, its learned ids parsed back."""
     encoded = example(renderer, turns[: index + 1], tools)
     rows = list(zip(encoded.ids, encoded.weights, encoded.message_index, strict=True))
@@ -30,7 +30,7 @@ def spoken(renderer: Renderer, turns: list[Turn], index: int, tools: list[dict[s
     return renderer.parse(learned_ids, opened=renderer.opening(before))
 
 
-def plain(turn: Turn) -> tuple[object, ...]:
+def list_contents(turn: Turn) -> tuple[object, ...]:
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in turn.get("tool_calls", [])]
     return turn["content"], turn.get("reasoning_content"), calls
 
@@ -44,8 +44,8 @@ def test_what_is_rendered_is_read_back(name: str) -> None:
                 continue  # diffusion_gemma does not prompt for an answer to a tool's result
             text, thought = renderer.text(sample.turns[: index + 1], sample.tools), turn.get("reasoning_content")
             want = {**turn, "reasoning_content": thought if thought and thought in text else None}
-            got = spoken(renderer, sample.turns, index, sample.tools)
-            assert plain(got.turn) == plain(want), (index, text)
+            got = parse_spoken(renderer, sample.turns, index, sample.tools)
+            assert list_contents(got.turn) == list_contents(want), (index, text)
             assert got.termination is Termination.STOP
             compared += 1
     assert compared >= 3
@@ -58,14 +58,14 @@ TEXT = st.text(alphabet="ab .é🦊\n{}\"'", max_size=30)
 @given(st.sampled_from(["chatml", "qwen2.5", "role_colon", "mistral", "phi3", "olmo3"]), TEXT)
 def test_any_answer_is_read_back_to_the_letter(name: str, text: str) -> None:
     renderer = toy(name)
-    got = spoken(renderer, [user("one"), assistant(text)], 1, None)
+    got = parse_spoken(renderer, [user("one"), assistant(text)], 1, None)
     # What ends an answer may be glued to white space at its end where a template trims; these templates do not.
     assert got.turn["content"] == text
 
 
 def test_a_turn_that_was_cut_off_says_so() -> None:
     renderer = toy("qwen3")
-    got = renderer.parse(ids_of(renderer, "<think>\nhm"))
+    got = renderer.parse(encode_text(renderer, "<think>\nhm"))
     assert got.termination is Termination.LENGTH
     assert not got.termination.finished
     assert got.turn == {"role": "assistant", "reasoning_content": "hm", "content": ""}
@@ -73,7 +73,9 @@ def test_a_turn_that_was_cut_off_says_so() -> None:
 
 def test_what_follows_a_stop_token_is_ignored() -> None:
     renderer = toy("llama3")
-    got = renderer.parse([*ids_of(renderer, "Yes."), renderer.stops["<|eot_id|>"], *ids_of(renderer, "user: more")])
+    got = renderer.parse(
+        [*encode_text(renderer, "Yes."), renderer.stops["<|eot_id|>"], *encode_text(renderer, "user: more")]
+    )
     assert got == Parsed({"role": "assistant", "content": "Yes."}, Termination.STOP)
 
 
@@ -88,7 +90,7 @@ def test_what_follows_a_stop_token_is_ignored() -> None:
 )
 def test_a_call_that_cannot_be_read_is_malformed_and_kept_as_text(name: str, text: str) -> None:
     renderer = toy(name)
-    got = renderer.parse([*ids_of(renderer, text), next(iter(renderer.stop_ids))])
+    got = renderer.parse([*encode_text(renderer, text), next(iter(renderer.stop_ids))])
     assert got.termination is Termination.MALFORMED
     assert got.turn["content"] == text
 
@@ -98,9 +100,9 @@ def test_a_thought_that_the_prompt_opened_is_read() -> None:
     prompt = renderer.text([user("one")], ask=True)
     assert renderer.opening(prompt) == "<think>"
     got = renderer.parse(
-        [*ids_of(renderer, "hm\n</think>\n\nYes."), *renderer.stop_ids], opened=renderer.opening(prompt)
+        [*encode_text(renderer, "hm\n</think>\n\nYes."), *renderer.stop_ids], opened=renderer.opening(prompt)
     )
-    assert plain(got.turn) == ("Yes.", "hm", [])
+    assert list_contents(got.turn) == ("Yes.", "hm", [])
 
 
 BRIDGED = ["chatml", "qwen2.5", "qwen3", "llama3", "gemma3", "phi3", "mistral", "glm4.5", "role_colon"]
@@ -110,8 +112,8 @@ BRIDGED = ["chatml", "qwen2.5", "qwen3", "llama3", "gemma3", "phi3", "mistral", 
 def test_a_bridge_keeps_what_was_sampled(name: str) -> None:
     renderer = toy(name)
     stop = renderer.stops[renderer.separator or renderer.tokenizer.eos_token]
-    prompt = ids_of(renderer, renderer.text([user("one")], ask=True))
-    completion = [*ids_of(renderer, "two   words"), stop]
+    prompt = encode_text(renderer, renderer.text([user("one")], ask=True))
+    completion = [*encode_text(renderer, "two   words"), stop]
     bridged = renderer.bridge(prompt, completion, [user("three")])
     assert bridged is not None
     assert bridged[: len(prompt) + len(completion)] == [*prompt, *completion]
@@ -123,9 +125,9 @@ def test_a_bridge_keeps_what_was_sampled(name: str) -> None:
 
 def test_a_bridge_takes_the_result_of_a_tool() -> None:
     renderer = toy("qwen3")
-    prompt = ids_of(renderer, renderer.text([user("one")], ask=True))
+    prompt = encode_text(renderer, renderer.text([user("one")], ask=True))
     call = '<tool_call>\n{"name": "weigh", "arguments": {}}\n</tool_call>'
-    completion = [*ids_of(renderer, call), renderer.stops["<|im_end|>"]]
+    completion = [*encode_text(renderer, call), renderer.stops["<|im_end|>"]]
     bridged = renderer.bridge(prompt, completion, [{"role": "tool", "content": "80"}])
     assert bridged is not None
     assert renderer.tokenizer.decode(bridged[len(prompt) + len(completion) :]) == (
@@ -135,8 +137,8 @@ def test_a_bridge_takes_the_result_of_a_tool() -> None:
 
 def test_no_bridge_where_it_would_be_another_conversation() -> None:
     renderer = toy("chatml")
-    prompt, stop = ids_of(renderer, renderer.text([user("one")], ask=True)), renderer.stops["<|im_end|>"]
-    completion = ids_of(renderer, "two")
+    prompt, stop = encode_text(renderer, renderer.text([user("one")], ask=True)), renderer.stops["<|im_end|>"]
+    completion = encode_text(renderer, "two")
     assert renderer.bridge(prompt, completion, [user("three")]) is None, "it was cut off"
     assert renderer.bridge(prompt, [], [user("three")]) is None
     assert renderer.bridge(prompt, [*completion, stop], []) is None
@@ -145,5 +147,5 @@ def test_no_bridge_where_it_would_be_another_conversation() -> None:
         "it ended in another way"
     )
     harmony = toy("gpt-oss")
-    completion = [*ids_of(harmony, "<|channel|>final<|message|>two"), harmony.stops["<|return|>"]]
+    completion = [*encode_text(harmony, "<|channel|>final<|message|>two"), harmony.stops["<|return|>"]]
     assert harmony.bridge(prompt, completion, [user("three")]) is None, "an earlier answer ends with <|end|>"

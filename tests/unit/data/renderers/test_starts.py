@@ -28,7 +28,7 @@ TALK: list[dict[str, Any]] = [
 OWN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 
 
-def plain(name: str) -> PreTrainedTokenizerBase:
+def make_plain_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """A tokenizer without a template, with a BOS that it does not add; `name` is a renderer, whose tokens it has."""
     tokenizer = toy_tokenizer(choose_template(name).text, RENDERERS[name])
     tokenizer.chat_template = None
@@ -46,15 +46,15 @@ def put_first(tokenizer: PreTrainedTokenizerBase, *tokens: str, last: str = "") 
     return tokenizer
 
 
-def without_bos(name: str) -> PreTrainedTokenizerBase:
-    tokenizer = plain(name)
+def remove_bos(name: str) -> PreTrainedTokenizerBase:
+    tokenizer = make_plain_tokenizer(name)
     tokenizer.bos_token = None
     return tokenizer
 
 
 def like_sentencepiece(name: str) -> PreTrainedTokenizerBase:
     """Only the start of a text gets a space before it."""
-    tokenizer = put_first(plain(name), "<s>")
+    tokenizer = put_first(make_plain_tokenizer(name), "<s>")
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -70,11 +70,11 @@ def like_llama(name: str, *, adds: bool) -> PreTrainedTokenizerBase:
 
 
 KINDS: dict[str, tuple[Callable[[str], PreTrainedTokenizerBase], str]] = {
-    "bytes, adds BOS": (lambda name: put_first(plain(name), "<s>"), "<s>"),
-    "bytes, adds BOS and EOS": (lambda name: put_first(plain(name), "<s>", last="</s>"), "<s>"),
-    "bytes, adds two tokens": (lambda name: put_first(plain(name), "[gMASK]", "<sop>"), "[gMASK]<sop>"),
-    "bytes, adds none": (plain, ""),
-    "bytes, has none": (without_bos, ""),
+    "bytes, adds BOS": (lambda name: put_first(make_plain_tokenizer(name), "<s>"), "<s>"),
+    "bytes, adds BOS and EOS": (lambda name: put_first(make_plain_tokenizer(name), "<s>", last="</s>"), "<s>"),
+    "bytes, adds two tokens": (lambda name: put_first(make_plain_tokenizer(name), "[gMASK]", "<sop>"), "[gMASK]<sop>"),
+    "bytes, adds none": (make_plain_tokenizer, ""),
+    "bytes, has none": (remove_bos, ""),
     "space before a start, adds BOS": (like_sentencepiece, "<s>"),
     "add_bos_token": (lambda name: like_llama(name, adds=True), "<s>"),
     "not add_bos_token": (lambda name: like_llama(name, adds=False), ""),
@@ -109,13 +109,13 @@ def test_every_template_begins_with_what_the_tokenizer_adds(kind: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(NEED_BOS))
 def test_a_template_that_needs_a_bos_refuses_a_tokenizer_without(name: str) -> None:
-    tokenizer = without_bos(name)
+    tokenizer = remove_bos(name)
     with pytest.raises(UndefinedError, match="'bos_token' is undefined"):
         Renderer(tokenizer, template=choose_for_tokenizer(tokenizer, name).text).text(TALK)
 
 
 def test_a_base_without_a_template_gets_one_with_bos(tmp_path: Path) -> None:
-    tokenizer = put_first(plain("role_colon"), "<s>")
+    tokenizer = put_first(make_plain_tokenizer("role_colon"), "<s>")
     template = choose_for_tokenizer(tokenizer)
     assert template.text.startswith("{{ bos_token }}{% for")
     assert "The template does not write <s>, which the tokenizer puts first" in template.note
@@ -127,7 +127,7 @@ def test_a_base_without_a_template_gets_one_with_bos(tmp_path: Path) -> None:
 
 
 def test_the_own_template_of_a_base_stays_and_is_named() -> None:
-    tokenizer = put_first(plain("role_colon"), "<s>")
+    tokenizer = put_first(make_plain_tokenizer("role_colon"), "<s>")
     tokenizer.chat_template = OWN
     template = choose_for_tokenizer(tokenizer)
     assert template.text == OWN
@@ -139,6 +139,6 @@ def test_the_own_template_of_a_base_stays_and_is_named() -> None:
 def test_a_file_is_treated_as_a_name(tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text(OWN)
     (tmp_path / "begins.jinja").write_text("{{ bos_token }}" + OWN)
-    tokenizer = put_first(plain("role_colon"), "<s>")
+    tokenizer = put_first(make_plain_tokenizer("role_colon"), "<s>")
     assert choose_for_tokenizer(tokenizer, "mine.jinja", roots=(tmp_path,)).text == "{{ bos_token }}" + OWN
     assert choose_for_tokenizer(tokenizer, "begins.jinja", roots=(tmp_path,)).text == "{{ bos_token }}" + OWN

@@ -39,7 +39,7 @@ def write_random_adapter(base: Path, folder: Path) -> None:
     AutoTokenizer.from_pretrained(base).save_pretrained(folder / "tokenizer")
 
 
-def load(folder: Path) -> Any:
+def load_merged(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -47,8 +47,8 @@ def load(folder: Path) -> Any:
 def require_same_model(base: Path, adapter: Path, merged: Path) -> None:
     """The merged model answers as base and adapter do, and otherwise than the base alone; it has a chat template."""
     ids = torch.arange(5, 60)[None]
-    alone, whole = load(base)(ids).logits, load(merged)(ids).logits
-    both = PeftModel.from_pretrained(load(base), str(adapter))(ids).logits
+    alone, whole = load_merged(base)(ids).logits, load_merged(merged)(ids).logits
+    both = PeftModel.from_pretrained(load_merged(base), str(adapter))(ids).logits
     assert float((both - whole).abs().max()) < 1e-4
     assert float((alone - whole).abs().max()) > 1e-2
     assert AutoTokenizer.from_pretrained(merged).chat_template

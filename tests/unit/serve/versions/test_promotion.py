@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.serve.test_deploy import Yard, at, make_adapter, make_report
+from tests.unit.serve.test_deploy import Yard, make_adapter, make_report, make_target
 from trainyard.app.adapters.versions import delete_version, promote, rollback
 from trainyard.app.context import Context
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError, Unavailable
@@ -25,7 +25,7 @@ class Deployed(Yard):
     def __init__(self, folder: Path, embedded: VllmDouble, vllm: VllmDouble) -> None:
         super().__init__(folder, load_settings())
         self.context = Context(self.settings, say=lambda _text: None)
-        self.targets = [at("embedded", embedded), at("vllm", vllm)]
+        self.targets = [make_target("embedded", embedded), make_target("vllm", vllm)]
         for number in (1, 2, 3):
             self.adapter = make_adapter(folder / f"adapter-{number}")
             self.report = make_report(folder / f"report-{number}", self.adapter)

@@ -198,29 +198,33 @@ def test_only_what_the_manifest_says_is_believed(
     weights, manifest = folder / "adapter_model.safetensors", folder / "manifest.json"
     good, text = weights.read_bytes(), manifest.read_text()
 
-    def pulled(offline: bool = False, **variables: str) -> str:
+    def pull_version(offline: bool = False, **variables: str) -> str:
         (line,) = there.calls(pull(), offline=offline, **variables)
         return str(line)
 
     weights.write_bytes(good[:-1] + b"x")
-    assert pulled().startswith(
+    assert pull_version().startswith(
         "E-CORRUPT: adapter_model.safetensors of hub:acme/assistant is not what its manifest says"
     )
     weights.unlink()
-    assert pulled().startswith("E-CORRUPT: adapter_model.safetensors of acme/assistant is missing.")
+    assert pull_version().startswith("E-CORRUPT: adapter_model.safetensors of acme/assistant is missing.")
     weights.write_bytes(good)
     manifest.write_text(text.replace("adapter_model.safetensors", "adapter_model.bin"))
-    assert pulled().startswith("E-MODEL-UNSAFE: acme/assistant contains pickled weights: adapter_model.bin.")
+    assert pull_version().startswith("E-MODEL-UNSAFE: acme/assistant contains pickled weights: adapter_model.bin.")
     manifest.write_text(text.replace("training.json", "../training.json"))
-    assert pulled().startswith("E-NAME: '../training.json' is not a valid object name.")
+    assert pull_version().startswith("E-NAME: '../training.json' is not a valid object name.")
     manifest.write_text(text[:-20])
-    assert pulled().startswith("E-CORRUPT: acme/assistant has no valid manifest.json of Trainyard.")
+    assert pull_version().startswith("E-CORRUPT: acme/assistant has no valid manifest.json of Trainyard.")
     manifest.unlink()
-    assert pulled().startswith("E-ADAPTER-INVALID: acme/assistant contains no adapter that Trainyard has published.")
+    assert pull_version().startswith(
+        "E-ADAPTER-INVALID: acme/assistant contains no adapter that Trainyard has published."
+    )
     weights.rename(folder / "adapter_model.bin")
-    assert pulled().startswith("E-MODEL-UNSAFE: acme/assistant contains pickled weights: adapter_model.bin.")
-    assert pulled(HF_TOKEN="").startswith("E-MODEL-NOT-FOUND: The Hub has no repository or revision 'acme/assistant'")
-    offline = pulled(offline=True)
+    assert pull_version().startswith("E-MODEL-UNSAFE: acme/assistant contains pickled weights: adapter_model.bin.")
+    assert pull_version(HF_TOKEN="").startswith(
+        "E-MODEL-NOT-FOUND: The Hub has no repository or revision 'acme/assistant'"
+    )
+    offline = pull_version(offline=True)
     assert offline.startswith("E-MODEL-DOWNLOAD: 'acme/assistant' could not be pulled. Why: HF_HUB_OFFLINE is set.")
     assert there.registry.list() == []
     assert [path.name for path in there.home.glob(".pull-*")] == []

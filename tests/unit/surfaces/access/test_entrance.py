@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from trainyard.app.access.audit import list_audit, verify_audit
 from trainyard.app.context import Context
-from trainyard.app.stack.dashboard import link_to, show_dashboard
+from trainyard.app.stack.api_service import link_to, show_dashboard
 from trainyard.errors import Unavailable
 from trainyard.operations.access import AuditInput
 from trainyard.operations.base import Nothing
@@ -59,7 +59,7 @@ def service(home: Path) -> Service:
     return Service(build_guarded_app(settings()), home)
 
 
-def entries() -> list[tuple[str, str, str]]:
+def list_entries() -> list[tuple[str, str, str]]:
     context = Context(settings())
     assert verify_audit(Nothing(), context).problems == ()
     return [(entry.caller, entry.operation, entry.outcome) for entry in list_audit(AuditInput(), context).entries]
@@ -110,7 +110,7 @@ def test_what_a_token_may_do(service: Service) -> None:
     assert service.ask("DELETE", f"{TOKENS}/a-read", admin).status_code == 200
     assert service.ask("DELETE", f"{TOKENS}/a-read", admin).status_code == 404
     assert service.ask("DELETE", f"{TOKENS}/a-admin", admin).json()["code"] == "E-CONFLICT"
-    assert entries()[::-1] == [
+    assert list_entries()[::-1] == [
         ("a-read", "tokens revoke", "denied"), ("a-adminacme", "tokens revoke", "denied"),
         ("a-admin", "tokens create", "denied"), ("a-admin", "tokens revoke", "done"),
         ("a-admin", "tokens revoke", "failed"), ("a-admin", "tokens revoke", "failed"),
@@ -148,7 +148,7 @@ def test_a_browser_logs_in_works_and_logs_out(service: Service) -> None:
     assert service.ask("POST", "/api/v1/logout", headers={FORGERY_HEADER: csrf}).status_code == 204
     service.cookies = cookies
     assert service.ask("GET", TOKENS).status_code == 401
-    assert [entry[1] for entry in entries()] == ["logout", "tokens revoke", "login"]
+    assert [entry[1] for entry in list_entries()] == ["logout", "tokens revoke", "login"]
 
 
 def test_a_link_logs_one_browser_in_once(service: Service, home: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_wrong_login_is_refused_and_noted(service: Service) -> None:
     answer = service.ask("POST", "/api/v1/login", json={"token": "wrong"})
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
-    assert entries() == [("", "login", "denied")]
+    assert list_entries() == [("", "login", "denied")]
 
 
 @pytest.mark.parametrize(

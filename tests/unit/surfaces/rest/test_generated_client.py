@@ -43,7 +43,7 @@ def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("made_client")
 
 
-def module_of(name: str) -> ModuleType:
+def find_module(name: str) -> ModuleType:
     """The module of the generated package that calls an operation."""
     word, function = name.partition(" ")[0], operation_id(name)
     group = word if word in group_lines() else "default"
@@ -51,14 +51,14 @@ def module_of(name: str) -> ModuleType:
 
 
 def call(name: str, client: Any, *arguments: Any, **fields: Any) -> Any:
-    return module_of(name).sync(*arguments, client=client, **fields)
+    return find_module(name).sync(*arguments, client=client, **fields)
 
 
 def test_a_generated_client_speaks_with_the_service(generated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):
         monkeypatch.delenv(name, raising=False)
 
-    assert all(callable(module_of(name).sync) for name in OPERATIONS)
+    assert all(callable(find_module(name).sync) for name in OPERATIONS)
     models = importlib.import_module("made_client.models")
     with answering() as url, generated.AuthenticatedClient(base_url=url, token="owner") as client:
         stored = call("chains create", client, body=models.ChainSpec.from_dict(CHAIN))

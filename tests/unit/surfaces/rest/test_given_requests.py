@@ -32,7 +32,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Cl
         yield client
 
 
-def body(name: str) -> bytes:
+def read_body(name: str) -> bytes:
     return (BODIES / f"{name}.json").read_bytes()
 
 
@@ -42,7 +42,7 @@ def codes(answer: httpx.Response) -> set[str]:
 
 
 def test_a_chain_is_created_as_it_is_documented(client: httpx.Client) -> None:
-    answer = client.post("/chains", content=body("chain-three-nodes"), headers=JSON)
+    answer = client.post("/chains", content=read_body("chain-three-nodes"), headers=JSON)
     assert answer.status_code == 201, answer.text
     chain = answer.json()
     assert (chain["name"], chain["nodes"], chain["revision"]) == ("qa-pipeline", 3, 1)
@@ -58,7 +58,7 @@ def test_a_chain_is_created_as_it_is_documented(client: httpx.Client) -> None:
     ("lora-job-mlx", ""), ("dpo-job-trl", "R-PATH-ROOT"), ("job-data-worker", "R-DATA-WORKER"),
 ])  # fmt: skip
 def test_a_job_is_read_as_it_is_documented(client: httpx.Client, name: str, code: str) -> None:
-    answer = client.post("/jobs", content=body(name), headers=JSON)
+    answer = client.post("/jobs", content=read_body(name), headers=JSON)
     assert answer.status_code in (422, 424), answer.text
     assert not {code for code in codes(answer) if code.startswith("E-SPEC") or code in ("E-PARAMETER", "E-JSON")}
     assert not code or code in codes(answer)
@@ -104,7 +104,7 @@ def test_the_longest_chain_is_stored_shown_and_planned_in_time(client: httpx.Cli
 
 
 def test_a_run_takes_no_graph(client: httpx.Client) -> None:
-    chain = json.loads(body("chain-three-nodes"))
+    chain = json.loads(read_body("chain-three-nodes"))
     stored = client.post("/chains", json=chain).json()
     inline = client.post(f"/chains/{stored['id']}/run", json={"nodes": chain["nodes"]})
     assert (inline.status_code, inline.json()["code"]) == (422, "E-PARAMETER")
@@ -113,7 +113,7 @@ def test_a_run_takes_no_graph(client: httpx.Client) -> None:
 
 
 def test_two_writers_get_the_difference(client: httpx.Client) -> None:
-    chain = json.loads(body("chain-three-nodes"))
+    chain = json.loads(read_body("chain-three-nodes"))
     stored = client.post("/chains", json=chain)
     path = f"/chains/{stored.json()['id']}"
     assert client.put(path, json={**chain, "description": "One."}).status_code == 422

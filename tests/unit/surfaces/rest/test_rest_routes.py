@@ -324,7 +324,7 @@ def test_how_a_verb_ended_is_written_after_its_answer(app: FastAPI, monkeypatch:
 
     monkeypatch.setattr("trainyard.app.sessions.calls.operate", operate)
 
-    async def watched(scope: RequestScope, receive: Receive, send: Send) -> None:
+    async def watch_app(scope: RequestScope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:
             await send(message)
             if message["type"] == "http.response.body":
@@ -334,7 +334,7 @@ def test_how_a_verb_ended_is_written_after_its_answer(app: FastAPI, monkeypatch:
         await app(scope, receive, sending)
 
     note("sent")
-    answer = ask(watched, "POST", VERB, json={"rows": ["a"]})
+    answer = ask(watch_app, "POST", VERB, json={"rows": ["a"]})
     assert answer.status_code == 200, answer.text
     note("over")
     assert phases == {"sent": [], "carried out": ["begun"], "answered": ["begun"], "over": ["begun", "ended"]}

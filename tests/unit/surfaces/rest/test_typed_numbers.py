@@ -57,7 +57,7 @@ def job_with(config: dict[str, Any]) -> dict[str, Any]:
     return {"dataset": {"path": "rows.jsonl"}, **config}
 
 
-def fields(answer: httpx.Response) -> set[str]:
+def list_fields(answer: httpx.Response) -> set[str]:
     return {str(error["field"]) for error in answer.json()["errors"]}
 
 
@@ -68,10 +68,10 @@ def test_texts_and_truth_values_are_refused_with_their_field(url: str) -> None:
             for path, body in (("/chains", chain), ("/plan", {"target": chain})):
                 answer = client.post(path, json=body)
                 assert answer.status_code == 422, (path, config, answer.text)
-                assert f"config.{field}" in fields(answer), (path, config, answer.text)
+                assert f"config.{field}" in list_fields(answer), (path, config, answer.text)
             answer = client.post("/jobs", json=job_with(config))
             assert answer.status_code == 422, (config, answer.text)
-            assert any(refused_field.endswith(field) for refused_field in fields(answer)), (config, answer.text)
+            assert any(refused_field.endswith(field) for refused_field in list_fields(answer)), (config, answer.text)
             (file,) = client.post("/check", json={"files": [chain]}).json()["files"]
             assert f"config.{field}" in {reason["field"] for reason in file["reasons"]}, (config, file)
 
@@ -83,7 +83,7 @@ def test_parameters_of_templates_are_typed(url: str) -> None:
             for path in ("/plan", "/runs"):
                 answer = client.post(path, json=body)
                 assert answer.status_code == 422, answer.text
-                assert any("epochs" in field for field in fields(answer)), answer.text
+                assert any("epochs" in field for field in list_fields(answer)), answer.text
 
 
 def test_the_documented_words_are_refused_too(url: str) -> None:
@@ -91,7 +91,7 @@ def test_the_documented_words_are_refused_too(url: str) -> None:
         for value in ("3", True):
             answer = client.post("/jobs", json={"dataset": {"path": "rows.jsonl"}, "hyperparams": {"epochs": value}})
             assert answer.status_code == 422
-            assert any("epochs" in field for field in fields(answer)), answer.text
+            assert any("epochs" in field for field in list_fields(answer)), answer.text
 
 
 def test_numbers_are_numbers(url: str) -> None:

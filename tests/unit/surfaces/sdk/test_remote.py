@@ -153,18 +153,20 @@ async def test_calls_are_awaited_here_and_over_http(url: str) -> None:
 
 
 def test_a_request_has_its_fields_where_the_table_says() -> None:
-    def sent(name: str, **fields: Any) -> Any:
+    def build_sent(name: str, **fields: Any) -> Any:
         return build_exchange(name, OPERATIONS[name].request(**fields))
 
-    show = sent("chains show", chain="a b/c", revision=2)
+    show = build_sent("chains show", chain="a b/c", revision=2)
     assert (show.method, show.path, dict(show.params)) == ("GET", "/api/v1/chains/a%20b%2Fc", {"revision": 2})
-    update = sent("chains update", chain="x", spec={"name": "x"}, if_match="3-ab")
+    update = build_sent("chains update", chain="x", spec={"name": "x"}, if_match="3-ab")
     assert update.headers["if-match"] == '"3-ab"'
     assert json.loads(update.content) == {"name": "x"}
     assert "idempotency-key" in update.headers
-    assert "idempotency-key" not in sent("check", files=({},)).headers
-    assert json.loads(sent("chains run", chain="x", refresh=True).content) == {"refresh": True}
-    tensors = sent("sessions forward", session="session-0123456789ab", tensors=b64encode(b"abc"), outputs=("logits",))
+    assert "idempotency-key" not in build_sent("check", files=({},)).headers
+    assert json.loads(build_sent("chains run", chain="x", refresh=True).content) == {"refresh": True}
+    tensors = build_sent(
+        "sessions forward", session="session-0123456789ab", tensors=b64encode(b"abc"), outputs=("logits",)
+    )
     assert (tensors.content, tensors.headers["content-type"]) == (b"abc", "application/x-safetensors")
     assert dict(tensors.params) == {"outputs": ["logits"]}
     for name in OPERATIONS:
@@ -174,12 +176,12 @@ def test_a_request_has_its_fields_where_the_table_says() -> None:
 def test_what_json_does_not_have_is_sent_as_it_is_and_never_as_nothing() -> None:
     """Null would mean that a field was not given."""
 
-    def sent(**fields: Any) -> str:
+    def build_sent(**fields: Any) -> str:
         request = OPERATIONS["sessions forward"].request(session="session-0123456789ab", **fields)
         return (build_exchange("sessions forward", request).content or b"").decode()
 
-    assert sent(batch={"x": [1.5, float("nan")]}) == '{"batch":{"x":[1.5,NaN]}}'
-    assert json.loads(sent(rows=({"text": "\ud800"},))) == {"rows": [{"text": "\ud800"}]}
+    assert build_sent(batch={"x": [1.5, float("nan")]}) == '{"batch":{"x":[1.5,NaN]}}'
+    assert json.loads(build_sent(rows=({"text": "\ud800"},))) == {"rows": [{"text": "\ud800"}]}
 
 
 @pytest.mark.parametrize("batch", [{"input_ids": [[1.0, float("nan")]]}, {"input_ids": "\ud800"}])
@@ -348,14 +350,14 @@ class Cut(httpx.SyncByteStream, httpx.AsyncByteStream):
             yield piece
 
 
-def client_of(service: Streaming) -> httpx.Client:
+def make_client(service: Streaming) -> httpx.Client:
     return httpx.Client(transport=httpx.MockTransport(service.answer), base_url="http://x")
 
 
-def watched(streams: list[list[bytes] | int]) -> tuple[Any, list[str | None]]:
+def watch_streams(streams: list[list[bytes] | int]) -> tuple[Any, list[str | None]]:
     """What a blocking and an awaited client return for the same streams, and the ids that each sent."""
     blocking, awaited = Streaming(list(streams)), Streaming(list(streams))
-    with RemoteSurface(client_of(blocking)) as remote:
+    with RemoteSurface(make_client(blocking)) as remote:
         result = remote.chains.run(chain="x", watch=True)
 
     async def follow() -> Any:
@@ -372,20 +374,20 @@ END = b'event: end\nid: 2\ndata: {"state": "completed"}\n\n'
 
 def test_a_watched_run_is_followed_by_the_stream_of_its_state() -> None:
     running, done = job_event("running", 1), job_event("completed", 2)
-    job, ids = watched([[running[:30], running[30:] + done[:50], done[50:] + END]])
+    job, ids = watch_streams([[running[:30], running[30:] + done[:50], done[50:] + END]])
     assert (job.state.value, job.revision, job.message, ids) == ("completed", 1, "completed", [None])
     for state in ("paused", "failed", "canceled"):
-        assert watched([[job_event(state, 1), b""]])[0].state.value == state
-    assert watched([[job_event("pending", 1, NO_TRAINER_DETAIL), b""]])[0].state.value == "pending"
+        assert watch_streams([[job_event(state, 1), b""]])[0].state.value == state
+    assert watch_streams([[job_event("pending", 1, NO_TRAINER_DETAIL), b""]])[0].state.value == "pending"
 
 
 @pytest.mark.parametrize("end", [[], [b""], [b"event: job\ndata: {", b""]])
 def test_a_stream_that_was_cut_off_is_continued_after_its_last_event(end: list[bytes]) -> None:
     streams: list[list[bytes] | int] = [[job_event("running", 1), *end], 503, 502, [job_event("completed", 2), END]]
-    job, ids = watched(streams)
+    job, ids = watch_streams(streams)
     assert (job.state.value, ids) == ("completed", [None, "1", "1", "1"])
 
 
 def test_a_job_that_cannot_be_followed_is_the_error_of_the_service() -> None:
-    with RemoteSurface(client_of(Streaming([404]))) as remote, pytest.raises(Unavailable, match="answered 404"):
+    with RemoteSurface(make_client(Streaming([404]))) as remote, pytest.raises(Unavailable, match="answered 404"):
         remote.chains.run(chain="x", watch=True)

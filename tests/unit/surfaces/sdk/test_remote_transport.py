@@ -26,14 +26,14 @@ LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 Answer = Callable[[bytes], bytes]
 
 
-def answer_of(content: bytes, **headers: str) -> bytes:
+def make_answer(content: bytes, **headers: str) -> bytes:
     fields = {"content-type": "application/json", "content-length": str(len(content)), **headers}
     return "\r\n".join(["HTTP/1.1 200 OK", *(f"{name}: {value}" for name, value in fields.items())]).encode() + (
         b"\r\n\r\n" + content
     )
 
 
-OK = answer_of(DELETED)
+OK = make_answer(DELETED)
 
 
 class ScriptedServer(AcceptingServer):
@@ -110,7 +110,7 @@ def test_calls_share_a_connection_and_one_that_has_ended_is_replaced(server: Scr
         (b"", "RemoteProtocolError: Server disconnected without sending a response"),
         (OK[:-5], "RemoteProtocolError: peer closed connection without sending complete message body"),
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "RemoteProtocolError: illegal status line"),
-        (answer_of(b"abc", **{"content-encoding": "gzip"}), "DecodingError: "),
+        (make_answer(b"abc", **{"content-encoding": "gzip"}), "DecodingError: "),
     ],
 )
 def test_what_is_not_a_whole_answer_is_asked_for_again_and_then_an_error_in_words(
@@ -129,7 +129,7 @@ def test_what_is_not_a_whole_answer_is_asked_for_again_and_then_an_error_in_word
 
 
 def test_an_answer_may_be_compressed(server: ScriptedServer) -> None:
-    server.answer = lambda _: answer_of(gzip.compress(DELETED), **{"content-encoding": "gzip"})
+    server.answer = lambda _: make_answer(gzip.compress(DELETED), **{"content-encoding": "gzip"})
     assert call(server).revisions == 2
 
 

@@ -65,7 +65,7 @@ def names_bound_by(tree: ast.Module) -> set[str]:
     return names
 
 
-def method_of(operation: str) -> Surface:
+def find_method(operation: str) -> Surface:
     method = here
     for word in operation.split():
         method = getattr(method, attribute_name(word))
@@ -74,7 +74,7 @@ def method_of(operation: str) -> Surface:
 
 def test_every_operation_is_a_method_with_the_fields_of_its_request() -> None:
     for name, row in OPERATIONS.items():
-        method = method_of(name)
+        method = find_method(name)
         fields = row.request.model_fields
         assert list(inspect.signature(method).parameters) == list(fields), name
         assert method.__doc__ == row.summary
@@ -138,7 +138,7 @@ def test_check_plan_run_jobs_and_adapters_are_those_of_here(tmp_path: Path) -> N
         method: Any = trainyard
         for word in name.split():
             method = getattr(method, word)
-        assert inspect.signature(method) == inspect.signature(method_of(name)), name
+        assert inspect.signature(method) == inspect.signature(find_method(name)), name
 
 
 def test_an_operation_answers_what_the_command_prints() -> None:

@@ -82,7 +82,7 @@ class Output:
         self.updates.append(value._repr_markdown_())
 
 
-def described(text: str) -> str:
+def describe_picture(text: str) -> str:
     """What the picture of some Markdown says."""
     match = re.search(r"data:image/svg\+xml;base64,([^)]*)", text)
     return base64.b64decode(match[1]).decode() if match else ""
@@ -96,12 +96,12 @@ def test_a_watched_run_is_drawn_again_as_its_events_come() -> None:
     live.note_event({"node": "trainer", "event": "started", "time": 0.0})
     assert output.updates[-1].startswith("**tuned-2**: running")
     assert "| trainer | running |" in output.updates[-1]
-    assert described(output.updates[-1]) == ""
+    assert describe_picture(output.updates[-1]) == ""
     for event in read_events(settings().runs / "aaaa1111"):
         live.note_event(event)
     live.note_event({"node": "trainer", "event": "progress", "time": 1.0, "fraction": 0.5, "text": "step 2 | 3"})
     assert "| trainer | running | step 2 \\| 3 |" in output.updates[-1]
-    assert "trainer: from 4.900 to 4.700 in 3 steps" in described(output.updates[-1])
+    assert "trainer: from 4.900 to 4.700 in 3 steps" in describe_picture(output.updates[-1])
     result = read_result(settings().runs / "aaaa1111")
     live.end(result)
     assert output.updates[-1].startswith("**tuned**: completed.")
@@ -127,8 +127,8 @@ def test_a_watched_run_of_a_service_is_drawn_from_its_stream() -> None:
     assert output.updates[-1].startswith("**far**: running")
     assert "| trainer | running | step 3 of 3 |" in output.updates[-1]
     assert "| trainer-2 | running | step 2 of 3 |" in output.updates[-1]
-    assert "trainer: from 4.000 to 2.000 in 3 steps" in described(output.updates[-1])
-    assert "trainer-2: from 4.000 to 3.000 in 2 steps" in described(output.updates[-1])
+    assert "trainer: from 4.000 to 2.000 in 3 steps" in describe_picture(output.updates[-1])
+    assert "trainer-2: from 4.000 to 3.000 in 2 steps" in describe_picture(output.updates[-1])
 
 
 def test_nothing_is_shown_outside_of_a_notebook() -> None:

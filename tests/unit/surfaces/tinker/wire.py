@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from tests.unit.backends.session_host import HostedSession, hosted, record_of
+from tests.unit.backends.session_host import HostedSession, host_session, make_record
 from trainyard.settings import Settings
 from trainyard.surfaces.tinker.messages import FLOAT32, INT64, make_message, message_classes
 
@@ -27,7 +27,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def open_step_session(settings: Settings, model: Path) -> AbstractContextManager[HostedSession]:
     """A step session for adapters of rank 8 on the tiny model, as the wire looks for it."""
     method = {"type": "lora", "rank": RANK, "alpha": 32.0, "dropout": 0.0, "target_modules": TARGETS}
-    return hosted(settings, record_of(model, name=f"tinker-r{RANK}-amu", method=method))
+    return host_session(settings, make_record(model, name=f"tinker-r{RANK}-amu", method=method))
 
 
 class WireClient:

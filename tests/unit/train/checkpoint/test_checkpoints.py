@@ -113,11 +113,11 @@ def test_full_disk_leaves_the_last_checkpoint_and_says_what_it_needs(
 
 
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
-    def broken(_: Path) -> None:
+    def raise_broken(_: Path) -> None:
         raise ValueError("not the disk")
 
     with pytest.raises(ValueError, match="not the disk"):
-        commit(tmp_path, 1, broken)
+        commit(tmp_path, 1, raise_broken)
     assert list(tmp_path.iterdir()) == []
     assert not is_disk_full(PermissionError(13, "denied"))
 

@@ -44,7 +44,7 @@ def address(folder: Path) -> str:
     return folder.as_uri()
 
 
-def state(value: float) -> dict[str, torch.Tensor]:
+def make_state(value: float) -> dict[str, torch.Tensor]:
     return {"weights": torch.full((64,), value)}
 
 
@@ -52,7 +52,7 @@ def write(here: Path, there: Path, steps: list[int], **settings: Any) -> list[di
     reports: list[dict[str, Any]] = []
     with CheckpointWriter(here, mirror=address(there), report=reports.append, **settings) as writer:
         for step in steps:
-            writer.save(step, state(step), {"step": step})
+            writer.save(step, make_state(step), {"step": step})
             writer.wait()
     return reports
 
@@ -76,7 +76,7 @@ def test_lost_disk_goes_on_from_the_mirror(here: Path, there: Path) -> None:
     checkpoint = find_newest(here, address(there))
     assert (checkpoint.step, checkpoint.fetched_from, checkpoint.quarantined) == (2, address(there), ())
     tensors, values = load_checkpoint(checkpoint.path or here)
-    assert torch.equal(tensors["weights"], state(2.0)["weights"])
+    assert torch.equal(tensors["weights"], make_state(2.0)["weights"])
     assert values == {"step": 2}
     assert [path.name for path in here.iterdir()] == ["step-0000000002"]
 
@@ -147,11 +147,11 @@ def test_half_copied_checkpoint_does_not_exist_and_is_cleared_by_the_next(here: 
 def test_copy_of_the_same_step_is_exchanged(here: Path, there: Path) -> None:
     write(here, there, [1])
     with CheckpointWriter(here, mirror=address(there)) as writer:
-        writer.save(1, state(5.0), {})
+        writer.save(1, make_state(5.0), {})
     assert find_damage(there / "step-0000000001") is None
     shutil.rmtree(here)
     checkpoint = find_newest(here, address(there))
-    assert torch.equal(load_checkpoint(checkpoint.path or here)[0]["weights"], state(5.0)["weights"])
+    assert torch.equal(load_checkpoint(checkpoint.path or here)[0]["weights"], make_state(5.0)["weights"])
 
 
 def test_mirror_that_fails_is_told_and_training_goes_on(here: Path, there: Path) -> None:
@@ -179,10 +179,10 @@ class Slow:
 def test_slow_mirror_does_not_hold_the_disk_up_and_skips_to_the_newest(here: Path, there: Path) -> None:
     slow, reports = Slow(), list[dict[str, Any]]()
     writer = CheckpointWriter(here, keep=1, mirror=address(there), at=slow, report=reports.append)
-    writer.save(1, state(1.0), {})
+    writer.save(1, make_state(1.0), {})
     assert slow.reached.wait(WAIT_S)
     for step in (2, 3, 4, 5):
-        assert writer.save(step, state(step), {}).waited_s < WAIT_S / 2
+        assert writer.save(step, make_state(step), {}).waited_s < WAIT_S / 2
     deadline = time.monotonic() + WAIT_S
     while [step for _, step in checkpoints(here)] != [5, 1] and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -199,7 +199,7 @@ def test_pruning_the_mirror_goes_by_the_metric_too(here: Path, there: Path) -> N
     store = FolderMirror(there)
     with CheckpointWriter(here, keep=9) as writer:
         for step, metric in enumerate([0.5, 0.9, 0.7], start=1):
-            writer.save(step, state(step), {}, metric=metric)
+            writer.save(step, make_state(step), {}, metric=metric)
     for path, _ in checkpoints(here):
         assert upload(store, path) == sum(file.stat().st_size for file in path.iterdir())
     prune(store, 3, keep=1, best=min)
@@ -222,7 +222,7 @@ def test_a_bucket_is_a_mirror_from_which_a_lost_disk_comes_back(here: Path, monk
         bucket, reports = "gs://weights/runs/one", []
         with CheckpointWriter(here, mirror=bucket, report=reports.append) as writer:
             for step in (1, 2, 3):
-                writer.save(step, state(step), {"step": step})
+                writer.save(step, make_state(step), {"step": step})
                 writer.wait()
         assert not [record for record in reports if "error" in record]
         assert list_mirrored_steps(open_store(bucket)) == {3: True, 2: True}

@@ -18,15 +18,14 @@ from safetensors.torch import load_file, save_file
 
 from trainyard.errors import Corrupt, TrainyardError
 from trainyard.stores.whole import file_sha256
-from trainyard.train.checkpoint.checkpoints import checkpoints, commit, newest_valid
+from trainyard.train.checkpoint.checkpoints import checkpoints, commit, list_prunable, newest_valid
 from trainyard.train.checkpoint.host_buffer import has_room
-from trainyard.train.checkpoint.retention import list_prunable
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 
 WAIT_S = 30
 
 
-def state(value: float) -> dict[str, torch.Tensor]:
+def make_state(value: float) -> dict[str, torch.Tensor]:
     return {
         "weights/a": torch.full((64, 8), value),
         "optimizer/step": torch.tensor(value),
@@ -40,7 +39,7 @@ def steps(root: Path) -> list[int]:
 
 def test_what_was_saved_comes_back_to_the_bit_although_training_went_on(tmp_path: Path) -> None:
     losses = [[1, 0.1, float("nan")]]
-    tensors, values = state(1.0), {"losses": losses, "best": float("inf"), "word": "ü"}
+    tensors, values = make_state(1.0), {"losses": losses, "best": float("inf"), "word": "ü"}
     before = {name: value.clone() for name, value in tensors.items()}
     with CheckpointWriter(tmp_path) as writer:
         staged = writer.save(7, tensors, values)
@@ -93,7 +92,7 @@ def test_strided_and_shared_tensors_are_stored_by_value(tmp_path: Path) -> None:
 
 def test_manifest_holds_the_true_digests_step_and_metric(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path) as writer:
-        writer.save(3, state(1.0), {}, metric=0.5)
+        writer.save(3, make_state(1.0), {}, metric=0.5)
     folder = tmp_path / "step-0000000003"
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["step"], manifest["metric"]) == (3, 0.5)
@@ -106,9 +105,9 @@ def test_points_are_passed_in_order_and_each_checkpoint_is_told_once(tmp_path: P
     points: list[str] = []
     reports: list[dict[str, Any]] = []
     with CheckpointWriter(tmp_path, at=points.append, report=reports.append) as writer:
-        writer.save(1, state(1.0), {})
+        writer.save(1, make_state(1.0), {})
         writer.wait()
-        writer.save(1, state(2.0), {})
+        writer.save(1, make_state(2.0), {})
     first = ["checkpoint.written", "checkpoint.synced", "checkpoint.manifest", "checkpoint.renamed"]
     assert points == [*first, *first[:3], "checkpoint.replaced", "checkpoint.renamed"]
     assert [(record["tier"], record["step"]) for record in reports] == [("disk", 1), ("disk", 1)]
@@ -132,12 +131,12 @@ class Gate:
 def test_training_goes_on_while_one_save_is_written_and_waits_for_it_at_the_third(tmp_path: Path) -> None:
     gate = Gate("checkpoint.written")
     with CheckpointWriter(tmp_path, at=gate) as writer:
-        writer.save(1, state(1.0), {})
+        writer.save(1, make_state(1.0), {})
         assert gate.reached.wait(WAIT_S)
-        assert writer.save(2, state(2.0), {}).waited_s < WAIT_S / 2
+        assert writer.save(2, make_state(2.0), {}).waited_s < WAIT_S / 2
         assert steps(tmp_path) == []
         threading.Timer(0.2, gate.opened.set).start()
-        assert writer.save(3, state(3.0), {}).waited_s >= 0.1
+        assert writer.save(3, make_state(3.0), {}).waited_s >= 0.1
     assert steps(tmp_path) == [3, 2]
     assert [load_checkpoint(path)[0]["optimizer/step"].item() for path, _ in checkpoints(tmp_path)] == [3.0, 2.0]
 
@@ -148,12 +147,12 @@ def test_newest_and_best_are_kept_and_nothing_goes_before_its_successor_is_there
         tmp_path, keep=2, at=lambda point: seen.append(steps(tmp_path)) if "manifest" in point else None
     )
     for step, metric in enumerate([0.9, 0.1, 0.5, float("nan"), 0.4], start=1):
-        writer.save(step, state(step), {}, metric=metric)
+        writer.save(step, make_state(step), {}, metric=metric)
     writer.close()
     assert steps(tmp_path) == [5, 4, 2]
     assert seen == [[], [1], [2, 1], [3, 2], [4, 3, 2]]
     again = CheckpointWriter(tmp_path, keep=1, best=max)
-    again.save(6, state(6), {})
+    again.save(6, make_state(6), {})
     again.close()
     assert steps(tmp_path) == [6, 5]
 
@@ -174,13 +173,13 @@ def test_state_with_nan_is_not_written_and_the_next_call_says_so(
     tmp_path: Path, bad: float, dtype: torch.dtype
 ) -> None:
     writer = CheckpointWriter(tmp_path)
-    writer.save(1, state(1.0), {})
+    writer.save(1, make_state(1.0), {})
     broken = torch.ones(100).to(dtype)
     broken[70] = torch.tensor(bad).to(dtype)
-    writer.save(2, {**state(2.0), "weights/b": broken}, {})
+    writer.save(2, {**make_state(2.0), "weights/b": broken}, {})
     with pytest.raises(TrainyardError, match=r"E-NON-FINITE: .*step 2 .* first in weights/b\."):
         writer.wait()
-    writer.save(3, state(3.0), {})
+    writer.save(3, make_state(3.0), {})
     writer.close()
     assert steps(tmp_path) == [3, 1]
 
@@ -205,7 +204,7 @@ def small_files(limit: int) -> Iterator[None]:
 
 def test_full_disk_is_raised_by_the_next_call_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path)
-    writer.save(1, state(1.0), {})
+    writer.save(1, make_state(1.0), {})
     writer.wait()
     with small_files(1 << 16):
         writer.save(2, {"weights": torch.zeros(1 << 16)}, {})
@@ -218,7 +217,7 @@ def test_type_that_a_checkpoint_cannot_hold_is_refused_at_once(tmp_path: Path) -
     with CheckpointWriter(tmp_path) as writer:
         with pytest.raises(TypeError, match=r"weights is torch\.complex128"):
             writer.save(1, {"weights": torch.ones(2, dtype=torch.complex128)}, {})
-        writer.save(2, state(1.0), {})
+        writer.save(2, make_state(1.0), {})
     assert steps(tmp_path) == [2]
 
 
@@ -231,9 +230,9 @@ def test_replacing_a_checkpoint_never_loses_it(tmp_path: Path) -> None:
             raise Crash
 
     with CheckpointWriter(tmp_path) as writer:
-        writer.save(1, state(1.0), {})
+        writer.save(1, make_state(1.0), {})
     broken = CheckpointWriter(tmp_path, at=die)
-    broken.save(1, state(2.0), {})
+    broken.save(1, make_state(2.0), {})
     with pytest.raises(Crash):
         broken.close()
     assert steps(tmp_path) == []
@@ -252,8 +251,8 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
 def test_damaged_checkpoint_is_never_loaded(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     with CheckpointWriter(tmp_path) as writer:
-        writer.save(1, state(1.0), {})
-        writer.save(2, state(2.0), {})
+        writer.save(1, make_state(1.0), {})
+        writer.save(2, make_state(2.0), {})
     path = tmp_path / "step-0000000002"
     damage(path / name)
     with pytest.raises(Corrupt, match=f"E-CHECKPOINT-CORRUPT: The checkpoint step-0000000002 is damaged: {name}"):
@@ -264,13 +263,13 @@ def test_damaged_checkpoint_is_never_loaded(tmp_path: Path, name: str, damage: C
 
 
 def test_checkpoint_of_another_backend_or_version_is_refused(tmp_path: Path) -> None:
-    commit(tmp_path, 1, lambda folder: save_file(state(1.0), folder / "adapter.safetensors"))
+    commit(tmp_path, 1, lambda folder: save_file(make_state(1.0), folder / "adapter.safetensors"))
     with pytest.raises(Corrupt, match=r"E-CHECKPOINT-MISMATCH: .* has format None; this version reads format 1"):
         load_checkpoint(newest_valid(tmp_path).path or tmp_path)
 
 
 def test_reserved_memory_is_used_by_the_first_save_and_again_by_later_ones(tmp_path: Path) -> None:
-    tensors = state(1.0)
+    tensors = make_state(1.0)
     with CheckpointWriter(tmp_path) as writer:
         writer.reserve(tensors)
         (address,) = (buffer.data_N.data_ptr() for buffer in writer._free)

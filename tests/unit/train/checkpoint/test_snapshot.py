@@ -15,16 +15,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from tests.unit.train.session.engines import (
     accumulate,
-    batch_of,
-    config_of,
-    gradients_of,
+    copy_gradients,
+    copy_weights,
+    make_batch,
+    make_config,
+    make_session,
     same,
-    session_of,
     train_step,
-    weights_of,
 )
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.spec.axes.devices import Precision
@@ -118,10 +118,10 @@ def test_every_generator_is_put_back() -> None:
 
 def went_on(session: Session, batches: int) -> tuple[Any, ...]:
     """What a session gives from inside its accumulation to the end of two further steps."""
-    losses = [accumulate(session, batch_of()) for _ in range(batches)]
+    losses = [accumulate(session, make_batch()) for _ in range(batches)]
     session.step()
     session.zero_grad()
-    losses += train_step(session, [batch_of()] * 3) + train_step(session, [batch_of()] * 3)
+    losses += train_step(session, [make_batch()] * 3) + train_step(session, [make_batch()] * 3)
     tensors, values = session.snapshot().flat()
     return losses, json.dumps(values["parts"]), {name: value.clone() for name, value in tensors.items()}
 
@@ -141,19 +141,19 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("inside", by_default([1], [0, 1, 2]))
+@pytest.mark.parametrize("inside", choose_by_default([1], [0, 1, 2]))
 def test_a_loaded_state_goes_on_to_the_same_bits(optimizer: Optimizer, inside: int, tmp_path: Path) -> None:
     """From before, inside and late in an accumulation of three, with dropout and a schedule."""
     schedule = "constant" if optimizer is Optimizer.SCHEDULE_FREE_ADAMW else "cosine"
-    config = config_of(optimizer=optimizer, schedule=schedule)
-    session = session_of(tmp_path, config)
+    config = make_config(optimizer=optimizer, schedule=schedule)
+    session = make_session(tmp_path, config)
     for _ in range(2):
-        train_step(session, [batch_of()] * 3)
+        train_step(session, [make_batch()] * 3)
     for _ in range(inside):
-        accumulate(session, batch_of())
+        accumulate(session, make_batch())
     session.save("here")
     expected = went_on(session, 3 - inside)
-    other = session_of(tmp_path, config, seed=5)
+    other = make_session(tmp_path, config, seed=5)
     other.load("here")
     assert equal(went_on(other, 3 - inside), expected)
 
@@ -161,46 +161,46 @@ def test_a_loaded_state_goes_on_to_the_same_bits(optimizer: Optimizer, inside: i
 @pytest.mark.parametrize("dropped", PARTS)
 def test_without_any_one_part_the_bits_are_others(dropped: str, tmp_path: Path) -> None:
     def begin(seed: int) -> Session:
-        return session_of(tmp_path, config_of(warmup_ratio=0.5), precision=Precision.FP16, seed=seed)
+        return make_session(tmp_path, make_config(warmup_ratio=0.5), precision=Precision.FP16, seed=seed)
 
     session = begin(0)
-    session.backward(session.forward(batch_of()).forward_id, scale=1e38)  # an overflow, so that the scale has moved
+    session.backward(session.forward(make_batch()).forward_id, scale=1e38)  # an overflow, so that the scale has moved
     session.step()
     session.zero_grad()
-    train_step(session, [batch_of()])
-    accumulate(session, batch_of())
+    train_step(session, [make_batch()])
+    accumulate(session, make_batch())
     session.save("here")
     expected = went_on(session, 1)
     whole = begin(5)
     whole.load("here")
-    complete = {name: part for name, part in saved_parts(tmp_path / "saved" / "here").items() if name != dropped}
+    complete = {name: part for name, part in read_saved_parts(tmp_path / "saved" / "here").items() if name != dropped}
     assert equal(went_on(whole, 1), expected)
     other = begin(5)
     other.restore(Snapshot(complete, {}))
     assert not equal(went_on(other, 1), expected)
 
 
-def saved_parts(folder: Path) -> dict[str, Any]:
+def read_saved_parts(folder: Path) -> dict[str, Any]:
     values = json.loads((folder / "state.json").read_text())
     return dict(rebuild(values["parts"], load_file(folder / "state.safetensors")))
 
 
 def test_loading_drops_what_was_pending_and_keeps_what_was_stale(tmp_path: Path) -> None:
-    session = session_of(tmp_path)
+    session = make_session(tmp_path)
     session.save("fresh")
-    accumulate(session, batch_of())
+    accumulate(session, make_batch())
     session.step()
     session.save("stale")
     session.zero_grad()
-    pending = session.forward(batch_of())
+    pending = session.forward(make_batch())
     session.load("fresh")
     with pytest.raises(Conflict, match="E-STEP"):
         session.backward(pending.forward_id)
-    assert not gradients_of(session)
+    assert not copy_gradients(session)
     assert session.global_step == 0
     session.load("stale")
     with pytest.raises(Conflict, match="E-STEP"):
-        session.backward(session.forward(batch_of()).forward_id)
+        session.backward(session.forward(make_batch()).forward_id)
     assert session.global_step == 1
 
 
@@ -208,24 +208,24 @@ def test_loading_drops_what_was_pending_and_keeps_what_was_stale(tmp_path: Path)
 
 
 def test_weights_alone_are_saved_and_taken(tmp_path: Path) -> None:
-    session = session_of(tmp_path)
-    accumulate(session, batch_of())
+    session = make_session(tmp_path)
+    accumulate(session, make_batch())
     saved = session.save("small", kind="weights")
     assert saved["kind"] == "weights"
-    assert saved_parts(Path(saved["path"])).keys() == {"weights"}
-    other = session_of(tmp_path, config_of(learning_rate=5e-4), seed=5)  # another config may take weights
-    train_step(other, [batch_of()])
+    assert read_saved_parts(Path(saved["path"])).keys() == {"weights"}
+    other = make_session(tmp_path, make_config(learning_rate=5e-4), seed=5)  # another config may take weights
+    train_step(other, [make_batch()])
     state = other.engine.optimizer.state_dict()["state"][0]["exp_avg"].clone()
     before = other.generators.states.torch
     other.load("small", optimizer=False)
-    assert same(weights_of(other), weights_of(session))
+    assert same(copy_weights(other), copy_weights(session))
     assert torch.equal(before, other.generators.states.torch)
     assert torch.equal(other.engine.optimizer.state_dict()["state"][0]["exp_avg"], state)
     assert other.global_step == 1
 
 
 def test_more_than_weights_is_not_taken_from_weights_alone(tmp_path: Path) -> None:
-    session = session_of(tmp_path)
+    session = make_session(tmp_path)
     session.save("small", kind="weights")
     with pytest.raises(InvalidInput, match=r"E-STEP: The saved state 'small' contains only weights.*optimizer: false"):
         session.load("small")
@@ -236,7 +236,7 @@ def test_more_than_weights_is_not_taken_from_weights_alone(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["", ".hidden", "../up", "a/b", "a b", "x" * 129])
 def test_a_name_that_is_no_plain_file_name_is_refused(name: str, tmp_path: Path) -> None:
-    session = session_of(tmp_path)
+    session = make_session(tmp_path)
     with pytest.raises(InvalidInput, match=r"E-NAME: .*is not a valid name for a saved state"):
         session.save(name)
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
@@ -246,13 +246,13 @@ def test_a_name_that_is_no_plain_file_name_is_refused(name: str, tmp_path: Path)
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"E-STEP: There is no kind 'half' of saved state. Do: Use full or weights"):
-        session_of(tmp_path).save("here", kind="half")
+        make_session(tmp_path).save("here", kind="half")
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    session = session_of(tmp_path)
+    session = make_session(tmp_path)
     first = session.save("here")
-    train_step(session, [batch_of()])
+    train_step(session, [make_batch()])
     with pytest.raises(Conflict, match="E-FILE-EXISTS: A state named 'here' is there already"):
         session.save("here")
     assert session.load("here")["sha256"] == first["sha256"]
@@ -266,20 +266,20 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 @pytest.fixture
 def busy(tmp_path: Path) -> Session:
     """A session with a saved state `here`, in the middle of an accumulation."""
-    session = session_of(tmp_path)
-    train_step(session, [batch_of()])
+    session = make_session(tmp_path)
+    train_step(session, [make_batch()])
     session.save("here")
-    accumulate(session, batch_of())
+    accumulate(session, make_batch())
     return session
 
 
 def refuse(session: Session, error: type[TrainyardError], message: str, *, optimizer: bool = True) -> TrainyardError:
     """Loading `here` fails with a message, and neither weights nor gradients nor a pending graph are touched."""
-    pending = session.forward(batch_of())
-    before = [*weights_of(session), *gradients_of(session), session.generators.states.torch]
+    pending = session.forward(make_batch())
+    before = [*copy_weights(session), *copy_gradients(session), session.generators.states.torch]
     with pytest.raises(error, match=message) as raised:
         session.load("here", optimizer=optimizer)
-    assert same(before, [*weights_of(session), *gradients_of(session), session.generators.states.torch])
+    assert same(before, [*copy_weights(session), *copy_gradients(session), session.generators.states.torch])
     session.backward(pending.forward_id)
     return raised.value
 
@@ -318,9 +318,9 @@ def test_a_state_that_was_never_one_is_refused(busy: Session, tmp_path: Path) ->
 
 
 def test_another_config_is_refused(busy: Session, tmp_path: Path) -> None:
-    other = session_of(tmp_path, config_of(learning_rate=5e-4))
+    other = make_session(tmp_path, make_config(learning_rate=5e-4))
     refuse(other, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint was made with another config")
-    half = session_of(tmp_path, precision=Precision.BF16)
+    half = make_session(tmp_path, precision=Precision.BF16)
     refuse(half, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint was made with another precision.*has fp32.*has bf16")
 
 
@@ -332,17 +332,17 @@ def test_other_library_versions_are_refused(busy: Session, tmp_path: Path) -> No
 
 
 def test_another_model_is_refused_even_for_weights_alone(busy: Session, tmp_path: Path) -> None:
-    other = session_of(tmp_path, config_of(Stage.REWARD))
-    before = weights_of(other)
+    other = make_session(tmp_path, make_config(Stage.REWARD))
+    before = copy_weights(other)
     with pytest.raises(
         Corrupt, match="E-CHECKPOINT-MISMATCH: The checkpoint belongs to another model or method: parameter/"
     ):
         other.load("here", optimizer=False)
-    assert same(before, weights_of(other))
+    assert same(before, copy_weights(other))
 
 
 def test_another_schedule_is_refused(busy: Session, tmp_path: Path) -> None:
-    other = session_of(tmp_path, total_steps=7)
+    other = make_session(tmp_path, total_steps=7)
     refuse(other, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint's learning rate has total_steps 6, this run's has 7")
 
 

@@ -11,14 +11,14 @@ import pytest
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.estimate.timing import MOST_ROUNDS, default_interval
 from trainyard.spec.training import EvalSettings
-from trainyard.train.checkpoint.retention import list_best
+from trainyard.train.checkpoint.checkpoints import list_best
 from trainyard.train.evaluation import cut_before_answer
 from trainyard.train.history import Evaluations
 
 NOT = -100
 
 
-def after(losses: list[float], **settings: Any) -> Evaluations:
+def make_evaluations(losses: list[float], **settings: Any) -> Evaluations:
     evaluations, eval_settings = Evaluations(), EvalSettings(**settings)
     for index, loss in enumerate(losses):
         evaluations.add(10 * (index + 1), {"loss": loss}, eval_settings)
@@ -40,17 +40,17 @@ def after(losses: list[float], **settings: Any) -> Evaluations:
     ],
 )
 def test_patience(losses: list[float], settings: dict[str, Any], ended: bool) -> None:
-    assert after(losses, **settings).ended is ended
+    assert make_evaluations(losses, **settings).ended is ended
 
 
 def test_the_best_step_is_the_earliest_of_equals_and_never_one_without_a_number() -> None:
-    evaluations = after([math.nan, 2, 1, 1, 3])
+    evaluations = make_evaluations([math.nan, 2, 1, 1, 3])
     assert evaluations.rank_steps(EvalMetric.LOSS) == [30, 40, 20, 50]
     assert evaluations.best_step(EvalMetric.LOSS) == 30
     assert evaluations.value_at(10, EvalMetric.LOSS) is None
     assert evaluations.value_at(20, EvalMetric.LOSS) == 2
     assert evaluations.at(11) is None
-    assert after([]).best_step(EvalMetric.LOSS) is None
+    assert make_evaluations([]).best_step(EvalMetric.LOSS) is None
 
 
 def test_more_is_better_for_an_accuracy() -> None:
@@ -62,7 +62,7 @@ def test_more_is_better_for_an_accuracy() -> None:
 
 
 def test_the_state_is_stored_whole() -> None:
-    evaluations = after([3, 2, 2.5], patience=3)
+    evaluations = make_evaluations([3, 2, 2.5], patience=3)
     assert Evaluations(**asdict(evaluations)) == evaluations
 
 

@@ -32,7 +32,7 @@ LETTERS, LENGTH = 10, 6
 PAD, SEPARATOR, END = 0, LETTERS + 1, LETTERS + 2
 
 
-def trained(
+def train_session(
     folder: Path, stage: Stage, examples: Sequence[Encoded], *, seed: int, vocabulary: int, steps: int
 ) -> Session:
     """A small random model after `steps` steps of the engine's own loop."""
@@ -92,7 +92,7 @@ def test_cpt_comes_within_two_percent_of_the_entropy_of_its_source(tmp_path: Pat
         transition_SS = torch.softmax(2 * torch.randn(STATES, STATES, generator=draw), dim=1)
         rows = walk(transition_SS, 2000, 96, seed).tolist()
         examples = [{"input_ids": row, "labels": [IGNORED, *row[1:]]} for row in rows]
-        session = trained(tmp_path / str(seed), Stage.CPT, examples, seed=seed, vocabulary=STATES, steps=250)
+        session = train_session(tmp_path / str(seed), Stage.CPT, examples, seed=seed, vocabulary=STATES, steps=250)
         fresh = walk(transition_SS, 256, 96, 1000 + seed)
         session.engine.model.eval()
         with torch.no_grad():
@@ -114,7 +114,7 @@ def test_sft_learns_to_reverse_words_that_it_has_not_seen(tmp_path: Path) -> Non
         draw = random.Random(seed)
         pairs = [reversal(draw) for _ in range(20_000)]
         examples = [{"input_ids": ask + say, "labels": [IGNORED] * len(ask) + say} for ask, say in pairs]
-        session = trained(tmp_path / str(seed), Stage.SFT, examples, seed=seed, vocabulary=END + 1, steps=1200)
+        session = train_session(tmp_path / str(seed), Stage.SFT, examples, seed=seed, vocabulary=END + 1, steps=1200)
         trained_asks = {tuple(ask) for ask, _ in pairs}
         fresh = [pair for pair in (reversal(draw) for _ in range(2000)) if tuple(pair[0]) not in trained_asks][:200]
         sampling = Sampling(max_new_tokens=LENGTH + 1, temperature=0, stop_ids=(END,))

@@ -55,12 +55,12 @@ def stage_with(latent: dict[str, Any], **fields: Any) -> StageSpec:
     return STAGES[Stage.SFT].chosen(config_with(latent, **fields))
 
 
-def attached(model: Any, latent: dict[str, Any], seed: int = 0) -> LatentModule:
+def attach_latent(model: Any, latent: dict[str, Any], seed: int = 0) -> LatentModule:
     config: Any = config_with(latent)
     return table.attach(model, TOKENIZER, config.stage.latent, seed=seed)
 
 
-def encoded(latent: dict[str, Any], rows: list[SftRow] = ROWS) -> list[Encoded]:
+def encode_rows(latent: dict[str, Any], rows: list[SftRow] = ROWS) -> list[Encoded]:
     config = config_with(latent)
     return list(STAGES[Stage.SFT].chosen(config).encode(rows, TOKENIZER, config)[0])
 

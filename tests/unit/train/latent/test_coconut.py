@@ -13,10 +13,10 @@ from tests.unit.train.latent.latent_models import (
     PLAIN_ROWS,
     ROWS,
     TOKENIZER,
-    attached,
+    attach_latent,
     causal_model,
     config_with,
-    encoded,
+    encode_rows,
     stage_with,
 )
 from tests.unit.train.losses.stage_rows import PAD
@@ -79,16 +79,16 @@ def test_the_optimizer_begins_again_where_the_stage_changes() -> None:
     assert not any(settings(reset_optimizer=False).begins_again(epoch) for epoch in range(12))
 
 
-def mixed_batch(latent: dict[str, Any] = COCONUT) -> Batch:
+def make_mixed_batch(latent: dict[str, Any] = COCONUT) -> Batch:
     """Prompts of three lengths with no, two and four thoughts."""
     stage = stage_with(latent)
     assert stage.at_epoch is not None
-    return stage.collate([stage.at_epoch(example, 0, epoch) for epoch, example in enumerate(encoded(COCONUT))], PAD)
+    return stage.collate([stage.at_epoch(example, 0, epoch) for epoch, example in enumerate(encode_rows(COCONUT))], PAD)
 
 
 @pytest.mark.parametrize("markers", [True, False])
 def test_all_prompts_end_in_one_column(markers: bool) -> None:
-    batch = mixed_batch({**COCONUT, "markers": markers})
+    batch = make_mixed_batch({**COCONUT, "markers": markers})
     padded = (batch["slots"] == 0) & (batch["labels"] == IGNORED) & (batch["attention_mask"] == 1)
     assert len({int(row.nonzero()[-1]) for row in padded}) == 1
     assert (batch["slots"] == THOUGHT).sum(1).tolist() == [0, 2, 4]
@@ -112,9 +112,9 @@ def test_cached_passes_equal_naive_ones_in_values_and_gradients(family: str) -> 
     """In float64; Llama's norm computes in float32 inside, which is what is left of a difference there."""
     close = {"rtol": 1e-5, "atol": 1e-5} if family == "llama" else {"rtol": 1e-9, "atol": 1e-9}
     model = causal_model(family).double()
-    technique: Any = attached(model, COCONUT).double()
+    technique: Any = attach_latent(model, COCONUT).double()
     other = copy.deepcopy(model)
-    batch = mixed_batch()
+    batch = make_mixed_batch()
     hidden = technique.hidden_states(model, batch)
     seen = batch["attention_mask"].bool()
     naive = [naive_hidden(other, other.trainyard_latent, batch, row) for row in range(len(seen))]
@@ -132,9 +132,9 @@ def test_cached_passes_equal_naive_ones_in_values_and_gradients(family: str) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_reads_what_is_trained_at_the_last_stage(family: str, latent: dict[str, Any]) -> None:
     model = causal_model(family)
-    technique = attached(model, latent)
+    technique = attach_latent(model, latent)
     stage = stage_with(latent)
-    prompts = [example["prompt_ids"] for example in encoded(latent)]
+    prompts = [example["prompt_ids"] for example in encode_rows(latent)]
     with torch.no_grad():
         completions = sample(
             model, TOKENIZER, prompts, Sampling(max_new_tokens=4, temperature=0, stop_ids=()), reader=technique
@@ -148,8 +148,8 @@ def test_generation_reads_what_is_trained_at_the_last_stage(family: str, latent:
 def test_thoughts_are_fed_back_with_their_gradient() -> None:
     """Without its thoughts the model says something else, and what it says moves the weights before them."""
     model = causal_model("llama")
-    technique: Any = attached(model, COCONUT)
-    prompt = torch.tensor([encoded(COCONUT)[0]["prompt_ids"]])
+    technique: Any = attach_latent(model, COCONUT)
+    prompt = torch.tensor([encode_rows(COCONUT)[0]["prompt_ids"]])
     mask = torch.ones_like(prompt)
     with_thoughts = technique.open_after(model, prompt, mask, 4)[1]
     assert not torch.allclose(with_thoughts, technique.open_after(model, prompt, mask, 0)[1])

@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, DynamicCache, Gemma2Config, GPTNeoXConfig, GptOssConfig, Qwen3Config
 
 from tests.unit.train.latent.test_dsa_models import gpt2, llama, with_tokens
-from trainyard.train.latent.dsa import attention, gathered, technique
-from trainyard.train.latent.dsa.gathered import GATHERED_FROM, find_selected, gather_tokens
-from trainyard.train.latent.dsa.indexer import select_tokens, select_window
+from trainyard.train.latent.dsa import attention, indexer, technique
+from trainyard.train.latent.dsa.indexer import GATHERED_FROM, find_selected, gather_tokens, select_tokens, select_window
 from trainyard.train.latent.dsa.layers import RoomyIndexedLayer
 from trainyard.train.model.sampling import Reading
 
@@ -70,7 +69,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def attend(kernel: Any, module: Any, states: Any, positions: torch.Tensor, *rest: Any, **options: Any) -> Any:
         seen.append(positions.shape[-1])
-        return gathered.attend_to_places(kernel, module, states, positions, *rest, **options)
+        return indexer.attend_to_places(kernel, module, states, positions, *rest, **options)
 
     monkeypatch.setattr(attention, "attend_to_places", attend)
     return seen

@@ -16,7 +16,7 @@ from tests.unit.train.latent.latent_models import (
     PAD,
     PLAIN_ROWS,
     TOKENIZER,
-    attached,
+    attach_latent,
     causal_model,
     config_with,
     stage_with,
@@ -46,7 +46,7 @@ def batch_at(latent: dict[str, Any], epoch: int | None, **fields: Any) -> dict[s
     return stage.collate(examples, PAD)
 
 
-def trained_names(model: Any, latent: dict[str, Any], epoch: int) -> set[str]:
+def list_trained_names(model: Any, latent: dict[str, Any], epoch: int) -> set[str]:
     """Names of the weights that the loss of an epoch reaches."""
     stage, batch = stage_with(latent), batch_at(latent, epoch)
     model.zero_grad()
@@ -57,11 +57,11 @@ def trained_names(model: Any, latent: dict[str, Any], epoch: int) -> set[str]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_indexer_learns_alone_while_it_warms_up_and_then_with_the_model(family: str) -> None:
     model = causal_model(family)
-    attached(model, TOKENS)
+    attach_latent(model, TOKENS)
     everything = {name for name, _ in model.named_parameters()}
     chooser_names = {name for name in everything if "choosers" in name}
-    assert [trained_names(model, TOKENS, epoch) == chooser_names for epoch in (0, 1, 2)] == [True, True, False]
-    assert chooser_names < trained_names(model, TOKENS, 2)
+    assert [list_trained_names(model, TOKENS, epoch) == chooser_names for epoch in (0, 1, 2)] == [True, True, False]
+    assert chooser_names < list_trained_names(model, TOKENS, 2)
 
 
 def test_rows_that_are_evaluated_are_computed_as_they_are_served() -> None:
@@ -71,7 +71,7 @@ def test_rows_that_are_evaluated_are_computed_as_they_are_served() -> None:
 
 def test_the_loss_is_that_of_the_answers_and_of_the_selection_per_token() -> None:
     model, stage, batch = causal_model("llama"), stage_with(TOKENS), batch_at(TOKENS, 2)
-    attached(model, TOKENS)
+    attach_latent(model, TOKENS)
     units = stage.units(batch)
     scores = stage.score(model, batch, Head.FULL)
     total, metrics = stage.loss(batch, scores, None, config_with(TOKENS))
@@ -87,7 +87,7 @@ def test_the_loss_is_that_of_the_answers_and_of_the_selection_per_token() -> Non
 
 def test_a_mean_over_rows_is_that_of_stage_sft() -> None:
     model = causal_model("llama")
-    attached(model, TOKENS)
+    attach_latent(model, TOKENS)
     stage, batch, config = stage_with(TOKENS, average="row"), batch_at(TOKENS, 2), config_with(TOKENS, average="row")
     scores = stage.score(model, batch, Head.FULL)
     plain = STAGES[config.stage.type].chosen(config_with(None, average="row"))
@@ -98,8 +98,8 @@ def test_a_mean_over_rows_is_that_of_stage_sft() -> None:
 
 def test_routed_heads_have_a_balance_and_train_from_the_first_epoch() -> None:
     model = causal_model("llama")
-    attached(model, HEADS)
-    assert {name for name, _ in model.named_parameters() if "choosers" in name} < trained_names(model, HEADS, 0)
+    attach_latent(model, HEADS)
+    assert {name for name, _ in model.named_parameters() if "choosers" in name} < list_trained_names(model, HEADS, 0)
     stage, batch = stage_with(HEADS), batch_at(HEADS, 0)
     total, metrics = stage.loss(batch, stage.score(model, batch, Head.FULL), None, config_with(HEADS))
     assert metrics.keys() == {"answer_loss", "head_balance", "attended_share"}
@@ -108,7 +108,7 @@ def test_routed_heads_have_a_balance_and_train_from_the_first_epoch() -> None:
 
 def test_more_heads_than_the_model_has_are_refused() -> None:
     with pytest.raises(InvalidInput, match="has 4 heads"):
-        attached(causal_model("llama"), {"type": "dsa", "granularity": {"type": "head", "active": 5}})
+        attach_latent(causal_model("llama"), {"type": "dsa", "granularity": {"type": "head", "active": 5}})
 
 
 def test_a_router_without_a_choice_is_refused() -> None:
@@ -128,7 +128,7 @@ def test_what_is_saved_answers_the_same_elsewhere_without_being_attached(
     family: str, latent: dict[str, Any], tmp_path: Path
 ) -> None:
     model = causal_model(family)
-    technique = attached(model, latent, seed=3)
+    technique = attach_latent(model, latent, seed=3)
     if latent is HEADS:
         for weight in technique.parameters():
             torch.nn.init.normal_(weight, std=0.5)
@@ -152,11 +152,11 @@ def test_what_is_saved_answers_the_same_elsewhere_without_being_attached(
 
 def test_an_adapter_trains_next_to_its_indexer() -> None:
     model = inject(causal_model("llama"), LoraConfig(r=2, target_modules="all-linear"), "new")
-    attached(model, TOKENS)
+    attach_latent(model, TOKENS)
     trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert {name.split(".")[0] for name in trainable} == {"base_model", "trainyard_latent"}
     assert all("lora" in name or "choosers" in name for name in trainable)
-    names = trained_names(model, TOKENS, 2)
+    names = list_trained_names(model, TOKENS, 2)
     assert any("lora_B" in name for name in names)
     assert any("choosers" in name for name in names)
 

@@ -14,10 +14,10 @@ from torch.nn import functional
 from tests.unit.train.latent.latent_models import (
     FAMILIES,
     TOKENIZER,
-    attached,
+    attach_latent,
     causal_model,
     config_with,
-    encoded,
+    encode_rows,
     stage_with,
 )
 from tests.unit.train.losses.stage_rows import PAD
@@ -62,7 +62,7 @@ def test_the_optimizer_begins_again_with_each_removal() -> None:
 
 def test_what_is_internalised_leaves_no_file(tmp_path: Path) -> None:
     """Nothing is read when it is served, so the result is an ordinary model."""
-    table.save(attached(causal_model("llama"), STEPWISE), tmp_path)
+    table.save(attach_latent(causal_model("llama"), STEPWISE), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -70,7 +70,7 @@ def test_what_is_internalised_leaves_no_file(tmp_path: Path) -> None:
 
 
 def codi_batch() -> dict[str, torch.Tensor]:
-    return stage_with(CODI).collate(encoded(CODI), PAD)
+    return stage_with(CODI).collate(encode_rows(CODI), PAD)
 
 
 def test_both_rows_of_a_question() -> None:
@@ -86,11 +86,11 @@ def test_both_rows_of_a_question() -> None:
 def test_losses_are_those_of_each_row_alone(family: str) -> None:
     """Cross-entropy of the words by transformers' own loss, and the distance by hand."""
     model = causal_model(family)
-    technique: Any = attached(model, CODI)
+    technique: Any = attach_latent(model, CODI)
     stage = stage_with(CODI)
     with torch.no_grad():
         together = stage.score(model, codi_batch(), Head.FULL)
-        for index, example in enumerate(encoded(CODI)):
+        for index, example in enumerate(encode_rows(CODI)):
             ids = torch.tensor([[*example["prompt_ids"], *example["step_ids"], *example["answer_ids"]]])
             labels = ids.clone()
             labels[:, : len(example["prompt_ids"])] = IGNORED
@@ -126,7 +126,7 @@ def naive_layers(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cached_passes_equal_naive_ones_in_values_and_gradients(family: str) -> None:
     model = causal_model(family)
-    technique: Any = attached(model, CODI)
+    technique: Any = attach_latent(model, CODI)
     batch, twin = codi_batch(), copy.deepcopy(model)
     seen = batch["attention_mask"].bool()
     hidden, before = technique.layers_after_thoughts(model, batch)
@@ -150,7 +150,7 @@ def test_cached_passes_equal_naive_ones_in_values_and_gradients(family: str) -> 
 def test_no_gradient_of_the_distance_reaches_the_words() -> None:
     """With the distance alone, a row's steps get no gradient: their embeddings stay where they are."""
     model = causal_model("llama")
-    attached(model, CODI)
+    attach_latent(model, CODI)
     batch = stage_with(CODI).collate([{**SMALL, "step_ids": [100, 101, 102, 103]}], PAD)
     stage_with(CODI).score(model, batch, Head.FULL)["distance_B"].sum().backward()
     moved = model.get_input_embeddings().weight.grad.abs().sum(1)
@@ -161,24 +161,24 @@ def test_no_gradient_of_the_distance_reaches_the_words() -> None:
 def test_weights_of_the_loss_are_those_of_the_settings() -> None:
     model = causal_model("gpt2")
     latent = {**CODI, "distance_weight": 3.0, "words_weight": 0.5}
-    attached(model, latent)
+    attach_latent(model, latent)
     stage = stage_with(latent)
-    batch = stage.collate(encoded(latent), PAD)
+    batch = stage.collate(encode_rows(latent), PAD)
     with torch.no_grad():
         scores = stage.score(model, batch, Head.FULL)
         total, metrics = stage.loss(batch, scores, None, config_with(latent))
     sums = {name: float(value.sum()) for name, value in scores.items()}
     assert float(total) == pytest.approx(0.5 * sums["words_B"] + sums["thoughts_B"] + 3 * sums["distance_B"], rel=1e-6)
     assert set(metrics) == {"words_loss", "thoughts_loss", "distance"}
-    assert stage.units(batch) == len(encoded(latent))
+    assert stage.units(batch) == len(encode_rows(latent))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_codi_generates_what_it_trains(family: str) -> None:
     model = causal_model(family)
-    technique = attached(model, CODI)
+    technique = attach_latent(model, CODI)
     stage = stage_with(CODI)
-    prompts = [example["prompt_ids"] for example in encoded(CODI)]
+    prompts = [example["prompt_ids"] for example in encode_rows(CODI)]
     with torch.no_grad():
         completions = sample(
             model, TOKENIZER, prompts, Sampling(max_new_tokens=3, temperature=0, stop_ids=()), reader=technique
@@ -191,7 +191,7 @@ def test_codi_generates_what_it_trains(family: str) -> None:
 
 def test_codi_comes_back_from_its_files(tmp_path: Path) -> None:
     model = causal_model("llama")
-    technique = attached(model, CODI)
+    technique = attach_latent(model, CODI)
     other = copy.deepcopy(technique)
     table.save(technique, tmp_path)
     again = table.load_technique(tmp_path, model, TOKENIZER)

@@ -22,8 +22,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from tests.selection import by_default
-from tests.unit.train.latent.latent_models import ROWS, TOKENIZER, attached, config_with, stage_with
+from tests.selection import choose_by_default
+from tests.unit.train.latent.latent_models import ROWS, TOKENIZER, attach_latent, config_with, stage_with
 from tests.unit.train.latent.test_coconut import naive_hidden
 from tests.unit.train.losses.stage_rows import PAD
 from trainyard.errors import InvalidInput
@@ -82,7 +82,7 @@ def build(family: str) -> Any:
     return AutoModelForCausalLM.from_config({**CONFIGS, **OTHERS}[family]).eval()
 
 
-def batch_of(latent: dict[str, Any]) -> tuple[Batch, list[list[int]]]:
+def make_batch(latent: dict[str, Any]) -> tuple[Batch, list[list[int]]]:
     """The rows of three stages of the curriculum, and their prompts."""
     stage, config = stage_with(latent), config_with(latent)
     examples = list(stage.encode(ROWS, TOKENIZER, config)[0])
@@ -92,14 +92,14 @@ def batch_of(latent: dict[str, Any]) -> tuple[Batch, list[list[int]]]:
     return stage.collate(examples, PAD), prompts
 
 
-@pytest.mark.parametrize(("family", "name", "method"), by_default(QUICK, CELLS))
+@pytest.mark.parametrize(("family", "name", "method"), choose_by_default(QUICK, CELLS))
 def test_a_technique_trains_and_answers_on_an_architecture(family: str, name: str, method: str, tmp_path: Path) -> None:
     latent, base = TECHNIQUES[name], build(family)
     lora = LoraConfig(r=2, target_modules="all-linear", fan_in_fan_out=family == "gpt2")
     model = inject(base, lora, "new") if method == "lora" else base
-    technique = attached(model, latent)
+    technique = attach_latent(model, latent)
     stage, config = stage_with(latent), config_with(latent)
-    batch, prompts = batch_of(latent)
+    batch, prompts = make_batch(latent)
     optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=1e-2)
     torch.manual_seed(0)
     first = stage.loss(batch, stage.score(model, batch, Head.FULL), None, config)[0]
@@ -123,8 +123,8 @@ def test_a_technique_trains_and_answers_on_an_architecture(family: str, name: st
 @pytest.mark.parametrize("family", list(CONFIGS))
 def test_cached_thoughts_equal_naive_ones_on_an_architecture(family: str) -> None:
     model = build(family)
-    technique: Any = attached(model, TECHNIQUES["coconut"])
-    batch, _ = batch_of(TECHNIQUES["coconut"])
+    technique: Any = attach_latent(model, TECHNIQUES["coconut"])
+    batch, _ = make_batch(TECHNIQUES["coconut"])
     with torch.no_grad():
         hidden, seen = technique.hidden_states(model, batch), batch["attention_mask"].bool()
         for row in range(len(seen)):
@@ -136,19 +136,19 @@ def test_cached_thoughts_equal_naive_ones_on_an_architecture(family: str) -> Non
 @pytest.mark.parametrize("name", ["coconut", "codi", "quiet_star"])
 def test_a_model_without_a_cache_of_keys_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="MambaForCausalLM cannot read a row in passes"):
-        attached(build("mamba"), TECHNIQUES[name])
+        attach_latent(build("mamba"), TECHNIQUES[name])
 
 
 def test_a_model_that_takes_no_mask_is_refused_for_parallel_thoughts() -> None:
     with pytest.raises(InvalidInput, match="BloomForCausalLM cannot think at all positions at once"):
-        attached(build("bloom"), TECHNIQUES["quiet_star"])
+        attach_latent(build("bloom"), TECHNIQUES["quiet_star"])
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
 def test_thoughts_beyond_a_sliding_window_are_refused(family: str) -> None:
     model, latent = build(family), TECHNIQUES["quiet_star"]
-    technique = attached(model, latent)
-    batch, prompts = batch_of(latent)
+    technique = attach_latent(model, latent)
+    batch, prompts = make_batch(latent)
     with pytest.raises(InvalidInput, match="7 in the window of its layers"):
         stage_with(latent).score(model, batch, Head.FULL)
     with torch.no_grad():
@@ -160,4 +160,4 @@ def test_thoughts_beyond_a_sliding_window_are_refused(family: str) -> None:
 @pytest.mark.parametrize("family", ["bloom", "mamba", "mistral"])
 def test_a_model_without_a_layer_for_a_selection_is_refused(family: str) -> None:
     with pytest.raises(InvalidInput, match="has no layer for sparse attention"):
-        attached(build(family), TECHNIQUES["tokens"])
+        attach_latent(build(family), TECHNIQUES["tokens"])

@@ -11,10 +11,10 @@ from tests.unit.train.latent.latent_models import (
     FAMILIES,
     PLAIN_ROWS,
     TOKENIZER,
-    attached,
+    attach_latent,
     causal_model,
     config_with,
-    encoded,
+    encode_rows,
     stage_with,
 )
 from tests.unit.train.losses.stage_rows import PAD
@@ -28,7 +28,7 @@ PAUSES = {"type": "pause", "count": 3}
 
 
 def test_pauses_come_after_the_prompt_and_have_no_label() -> None:
-    first = encoded(PAUSES, PLAIN_ROWS)[0]
+    first = encode_rows(PAUSES, PLAIN_ROWS)[0]
     batch = stage_with(PAUSES).collate([first], PAD)
     prompt, answer = first["prompt_ids"], first["answer_ids"]
     assert batch["slots"][0].tolist() == [0] * len(prompt) + [1] * 3 + [0] * len(answer)
@@ -39,16 +39,16 @@ def test_pauses_come_after_the_prompt_and_have_no_label() -> None:
 def test_the_prompt_has_the_ids_of_plain_sft() -> None:
     config = config_with(None)
     plain = STAGES["sft"].encode(PLAIN_ROWS, TOKENIZER, config)[0]  # type: ignore[index]
-    for latent, other in zip(encoded(PAUSES, PLAIN_ROWS), plain, strict=True):
+    for latent, other in zip(encode_rows(PAUSES, PLAIN_ROWS), plain, strict=True):
         assert [*latent["prompt_ids"], *latent["answer_ids"]] == other["input_ids"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_only_the_vector_moves_when_the_rest_is_frozen(family: str) -> None:
     model = causal_model(family).requires_grad_(False)
-    technique = attached(model, PAUSES)
+    technique = attach_latent(model, PAUSES)
     stage = stage_with(PAUSES)
-    batch = stage.collate(encoded(PAUSES, PLAIN_ROWS), PAD)
+    batch = stage.collate(encode_rows(PAUSES, PLAIN_ROWS), PAD)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.1)
     stage.loss(batch, stage.score(model, batch, Head.FULL), None, config_with(PAUSES))[0].backward()
@@ -63,9 +63,9 @@ def test_only_the_vector_moves_when_the_rest_is_frozen(family: str) -> None:
 def test_generation_reads_what_training_read(family: str) -> None:
     """The log-probabilities of generated tokens are those that the stage scores, with prompts of two lengths."""
     model = causal_model(family)
-    technique = attached(model, PAUSES)
+    technique = attach_latent(model, PAUSES)
     stage = stage_with(PAUSES)
-    prompts = [example["prompt_ids"] for example in encoded(PAUSES, PLAIN_ROWS)]
+    prompts = [example["prompt_ids"] for example in encode_rows(PAUSES, PLAIN_ROWS)]
     sampling = Sampling(max_new_tokens=5, temperature=0, stop_ids=())
     with torch.no_grad():
         completions = sample(model, TOKENIZER, prompts, sampling, reader=technique)
@@ -78,8 +78,8 @@ def test_generation_reads_what_training_read(family: str) -> None:
 
 def test_without_its_vector_the_model_answers_otherwise() -> None:
     model = causal_model("llama")
-    technique = attached(model, PAUSES)
-    prompt = [encoded(PAUSES, PLAIN_ROWS)[0]["prompt_ids"]]
+    technique = attach_latent(model, PAUSES)
+    prompt = [encode_rows(PAUSES, PLAIN_ROWS)[0]["prompt_ids"]]
     sampling = Sampling(max_new_tokens=1, temperature=0)
     with torch.no_grad():
         paused, plain = (sample(model, TOKENIZER, prompt, sampling, reader=reader)[0] for reader in (technique, PLAIN))
@@ -88,7 +88,7 @@ def test_without_its_vector_the_model_answers_otherwise() -> None:
 
 def test_saved_weights_are_loaded_to_the_bit(tmp_path: Path) -> None:
     model = causal_model("llama")
-    technique = attached(model, PAUSES, seed=7)
+    technique = attach_latent(model, PAUSES, seed=7)
     with table.detach_technique(model) as detached:
         assert detached is technique
         assert not any("latent" in name for name in model.state_dict())
@@ -102,7 +102,7 @@ def test_saved_weights_are_loaded_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["not json", '{"latent": {"type": "telepathy"}}', '{"latent": {"count": 0}}'])
 def test_a_broken_record_is_refused(tmp_path: Path, broken: str) -> None:
-    technique = attached(causal_model("llama"), PAUSES)
+    technique = attach_latent(causal_model("llama"), PAUSES)
     table.save(technique, tmp_path)
     (tmp_path / table.SETTINGS_FILE).write_text(broken)
     with pytest.raises(Corrupt, match="cannot be loaded"):

@@ -121,7 +121,7 @@ def test_published_rows_are_read_as_they_are(shared_data: Path, name: str, count
     lengths = [len(example["step_lengths"]) for example in examples]
     assert 1 <= min(lengths) <= max(lengths) <= most
     for row, example in list(zip(rows, examples, strict=True))[:50]:
-        answer, gold = spoken(example), row.messages[-1].content
+        answer, gold = decode_answer(example), row.messages[-1].content
         assert final_answer_of(answer) == final_answer_of(gold)
         assert "####" not in answer
     first = [TOKENIZER.decode(step).strip() for step in encode_steps(examples[0])]
@@ -129,5 +129,5 @@ def test_published_rows_are_read_as_they_are(shared_data: Path, name: str, count
     assert TOKENIZER.decode(examples[0]["prompt_ids"]).count("?") >= 1
 
 
-def spoken(example: Encoded) -> str:
+def decode_answer(example: Encoded) -> str:
     return str(TOKENIZER.decode(example["answer_ids"], skip_special_tokens=True)).strip()

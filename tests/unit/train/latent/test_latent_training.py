@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.train.latent.latent_models import ROWS, TOKENIZER, attached, causal_model, config_with
+from tests.unit.train.latent.latent_models import ROWS, TOKENIZER, attach_latent, causal_model, config_with
 from tests.unit.train.losses.stage_rows import PAD
 from trainyard.backends.native.assembly import require_room
 from trainyard.errors import InvalidInput, Refused
@@ -35,12 +35,12 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
 }
 
 
-def started(folder: Path, latent: dict[str, Any]) -> tuple[Session, Feed]:
+def start_session(folder: Path, latent: dict[str, Any]) -> tuple[Session, Feed]:
     fields = config_with(latent).model_dump(mode="json")
     hyper = {"max_length": 128, "batch_size": 3, "learning_rate": 1e-2, "max_steps": 16, "schedule": "constant"}
     config = resolve_trainer(TrainerConfig.model_validate({**fields, "hyperparameters": hyper}), "model")
     model, stage = causal_model("llama"), STAGES[config.stage.type].chosen(config)
-    attached(model, latent)
+    attach_latent(model, latent)
     examples = list(stage.encode(ROWS, TOKENIZER, config)[0])
     feed = Feed(examples, make_plan(examples, choose_cut(config, stage, "cpu"), stage), stage, PAD)
     optimizer = make_optimizer(plain_groups(model, config), config)
@@ -53,16 +53,16 @@ def test_a_model_that_recomputes_is_taken_where_the_gradients_stay_the_same(name
     model = causal_model("llama")
     checkpoint_activations(model)
     if name in ("pause", "hidden_cot"):
-        attached(model, TECHNIQUES[name])
+        attach_latent(model, TECHNIQUES[name])
         return
     with pytest.raises(Refused, match=r"R-BATCH .*gradient_checkpointing: With gradient checkpointing, technique"):
-        attached(model, TECHNIQUES[name])
+        attach_latent(model, TECHNIQUES[name])
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_a_plan_counts_the_weights_of_a_technique(name: str) -> None:
     model = causal_model("llama")
-    technique = attached(model, TECHNIQUES[name])
+    technique = attach_latent(model, TECHNIQUES[name])
     sizes = model.config
     counted = technique.settings.count_own(sizes.hidden_size, sizes.num_hidden_layers, sizes.num_attention_heads)
     assert counted == sum(value.numel() for value in technique.parameters())
@@ -70,7 +70,7 @@ def test_a_plan_counts_the_weights_of_a_technique(name: str) -> None:
 
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_each_technique_lowers_its_own_loss(tmp_path: Path, name: str) -> None:
-    session, feed = started(tmp_path, TECHNIQUES[name])
+    session, feed = start_session(tmp_path, TECHNIQUES[name])
     before = session.evaluate(feed.batch([0, 1, 2])).sums["loss"]
     progress = SavedProgress()
     done = train(
@@ -84,7 +84,7 @@ def test_each_technique_lowers_its_own_loss(tmp_path: Path, name: str) -> None:
 
 
 def test_rows_of_a_step_have_the_form_of_their_epoch(tmp_path: Path) -> None:
-    _, feed = started(tmp_path, TECHNIQUES["coconut"])
+    _, feed = start_session(tmp_path, TECHNIQUES["coconut"])
     thoughts = [int((feed.step(Cursor(epoch, 0, 0))[0]["slots"] == 3).sum()) for epoch in (0, 4, 8)]
     assert thoughts == [0, 3, 3]
     learned = [int((feed.step(Cursor(epoch, 0, 0))[0]["labels"] >= 0).sum()) for epoch in (0, 4, 8)]
@@ -93,7 +93,7 @@ def test_rows_of_a_step_have_the_form_of_their_epoch(tmp_path: Path) -> None:
 
 
 def test_the_optimizer_begins_again_at_a_new_stage(tmp_path: Path) -> None:
-    session, feed = started(tmp_path, TECHNIQUES["coconut"])
+    session, feed = start_session(tmp_path, TECHNIQUES["coconut"])
     counts: list[set[float]] = []
 
     class Watch:
@@ -109,7 +109,7 @@ def test_the_optimizer_begins_again_at_a_new_stage(tmp_path: Path) -> None:
 
 
 def test_a_prompt_without_thoughts_is_answered_otherwise(tmp_path: Path) -> None:
-    session, feed = started(tmp_path, TECHNIQUES["codi"])
+    session, feed = start_session(tmp_path, TECHNIQUES["codi"])
     prompts = [feed.examples[0]["prompt_ids"]]
     sampling = Sampling(max_new_tokens=1, temperature=0)
     with_thoughts = session.generate(prompts, sampling)[0]
@@ -122,7 +122,7 @@ def test_a_prompt_without_thoughts_is_answered_otherwise(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("name", "positions"), [("pause", 2), ("coconut", 3), ("hidden_cot", 0), ("codi", 4)])
 def test_thoughts_take_a_part_of_the_context(name: str, positions: int) -> None:
-    technique = attached(causal_model("llama"), TECHNIQUES[name])
+    technique = attach_latent(causal_model("llama"), TECHNIQUES[name])
     assert technique.positions == positions
     require_room(technique, 64 + positions, 64)
     require_room(technique, None, 64)

@@ -12,10 +12,10 @@ from tests.unit.train.latent.latent_models import (
     PAD,
     PLAIN_ROWS,
     TOKENIZER,
-    attached,
+    attach_latent,
     causal_model,
     config_with,
-    encoded,
+    encode_rows,
     stage_with,
 )
 from trainyard.errors import InvalidInput
@@ -32,7 +32,7 @@ PROMPTS = [[5, 9, 3, 7], [4, 8, 2, 9, 9, 1, 3]]
 def thinking_model(family: str) -> tuple[object, QuietStar]:
     """A model with thoughts that change what it says."""
     model = causal_model(family)
-    technique = attached(model, QUIET)
+    technique = attach_latent(model, QUIET)
     assert isinstance(technique, QuietStar)
     torch.manual_seed(5)
     for weight in technique.head.mixing.parameters():
@@ -71,7 +71,7 @@ def test_a_row_of_a_batch_answers_as_it_does_alone(family: str) -> None:
 
 def test_a_new_head_answers_as_the_base_and_a_trained_one_does_not() -> None:
     model = causal_model("llama")
-    technique = attached(model, QUIET)
+    technique = attach_latent(model, QUIET)
     sampling = Sampling(max_new_tokens=4, temperature=0, stop_ids=())
     other, thinking = thinking_model("llama")
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_the_stage_scores_rows_and_reports_its_terms(family: str) -> None:
     assert metrics.keys() == {"base_loss", "thought_loss", "thought_gain", "thought_weight"}
     plain = stage_with(QUIET).units(batch)
     assert 0 < plain == int((batch["labels"][:, 1:] != -100).sum())
-    assert encoded(QUIET, PLAIN_ROWS) == rows
+    assert encode_rows(QUIET, PLAIN_ROWS) == rows
 
 
 def test_saved_weights_think_the_same(tmp_path: Path) -> None:

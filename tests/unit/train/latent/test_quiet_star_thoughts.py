@@ -58,7 +58,7 @@ def new_head(seed: int = 0) -> ThoughtHead:
     return head
 
 
-def batch_of(*rows: list[int], first_label: int = 1) -> dict[str, torch.Tensor]:
+def make_batch(*rows: list[int], first_label: int = 1) -> dict[str, torch.Tensor]:
     """Rows of token ids filled up on the right; labels from a position on."""
     length = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows])
@@ -87,7 +87,7 @@ def think_alone(model: Any, head: ThoughtHead, prefix: list[int], settings: Thou
 def test_thoughts_at_once_are_the_thoughts_one_by_one(make: Any) -> None:
     model, head = make(), new_head()
     row = [5, 9, 3, 7, 1, 8, 2, 6, 4, 10]
-    batch = batch_of(row)
+    batch = make_batch(row)
     positions = find_positions(batch["labels"], GREEDY.num_ahead)
     thoughts = Thinker(model, head, GREEDY).think(batch, positions)
     assert positions.at_BN[0].tolist() == list(range(9))
@@ -101,7 +101,7 @@ def test_thoughts_at_once_are_the_thoughts_one_by_one(make: Any) -> None:
 def test_a_thought_does_not_see_later_tokens(make: Any) -> None:
     model, head = make(), new_head()
     settings = replace(GREEDY, num_ahead=1)
-    before, after = batch_of([5, 9, 3, 7, 1, 8]), batch_of([5, 9, 3, 2, 4, 6])
+    before, after = make_batch([5, 9, 3, 7, 1, 8]), make_batch([5, 9, 3, 2, 4, 6])
     first, second = (
         Thinker(model, head, settings).think(batch, find_positions(batch["labels"], 1)) for batch in (before, after)
     )
@@ -118,7 +118,7 @@ def test_the_mask_shows_the_row_so_far_and_the_own_thought() -> None:
 def test_padding_changes_no_thought() -> None:
     model, head = llama(), new_head()
     row = [5, 9, 3, 7]
-    alone, padded = batch_of(row), batch_of(row, [4, 4, 2, 9, 9, 1, 3])
+    alone, padded = make_batch(row), make_batch(row, [4, 4, 2, 9, 9, 1, 3])
     thoughts = [
         Thinker(model, head, GREEDY).think(batch, find_positions(batch["labels"], 3)) for batch in (alone, padded)
     ]
@@ -139,7 +139,7 @@ def test_only_positions_with_labels_ahead_think() -> None:
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_a_mixing_weight_of_zero_gives_the_loss_of_the_base(make: Any, ahead: int) -> None:
     model, settings = make(), ThoughtSettings(num_tokens=2, num_ahead=ahead, policy_weight=5.0)
-    batch = batch_of([5, 9, 3, 7, 1], [4, 4, 2, 9, 9, 1, 3], first_label=2)
+    batch = make_batch([5, 9, 3, 7, 1], [4, 4, 2, 9, 9, 1, 3], first_label=2)
     expected = -label_logprobs(model, batch).logprobs_N.sum()
     scores = quiet_scores(model, ThoughtHead(SIZE), batch, settings, Head.FULL)
     assert scores["base"].item() == pytest.approx(expected.item(), rel=5e-7)
@@ -152,7 +152,7 @@ def test_a_mixing_weight_of_zero_gives_the_loss_of_the_base(make: Any, ahead: in
 def test_each_label_counts_once_with_all_that_predict_it() -> None:
     model, head = llama(), new_head()
     settings = ThoughtSettings(num_tokens=2, num_ahead=2, num_thoughts=2, temperature=0)
-    batch = batch_of([5, 9, 3, 7])
+    batch = make_batch([5, 9, 3, 7])
     positions = find_positions(batch["labels"], 2)
     talk_scores = talk(
         thinker := Thinker(model, head, settings),
@@ -172,7 +172,7 @@ def test_rewards_carry_no_gradient() -> None:
     model, head = llama(), new_head()
     settings = ThoughtSettings(num_tokens=1, num_ahead=1, policy_temperature=1.0)
     torch.manual_seed(3)
-    quiet_scores(model, head, batch_of([5, 9, 3, 7, 1, 8, 2]), settings, Head.FULL)["policy"].backward()
+    quiet_scores(model, head, make_batch([5, 9, 3, 7, 1, 8, 2]), settings, Head.FULL)["policy"].backward()
     assert all(weight.grad is None or not weight.grad.any() for weight in head.mixing.parameters())
     assert head.start_D.grad is not None
     assert head.start_D.grad.any()
@@ -181,7 +181,7 @@ def test_rewards_carry_no_gradient() -> None:
 
 def test_the_loss_reaches_every_weight_of_the_technique() -> None:
     model, head = llama(), new_head()
-    scores = quiet_scores(model, head, batch_of([5, 9, 3, 7, 1, 8, 2]), ThoughtSettings(num_tokens=2), Head.FULL)
+    scores = quiet_scores(model, head, make_batch([5, 9, 3, 7, 1, 8, 2]), ThoughtSettings(num_tokens=2), Head.FULL)
     quiet_loss(scores, ThoughtSettings(num_tokens=2)).backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in head.parameters())
 
@@ -190,7 +190,7 @@ def test_gradients_through_the_cache_are_those_of_a_pass_without_one() -> None:
     model, head = llama(), new_head()
     settings = replace(GREEDY, num_ahead=1)
     row, at = [5, 9, 3, 7, 1, 8], 3
-    batch = batch_of(row)
+    batch = make_batch(row)
     positions = find_positions(batch["labels"], 1)
     thoughts = Thinker(model, head, settings).think(batch, positions)
     thoughts.ahead_QNAD[0, at, 0].square().sum().backward()
@@ -230,7 +230,7 @@ def test_reinforce_of_a_model_is_within_three_sigma_of_enumeration() -> None:
     torch.manual_seed(0)
     slopes = []
     for _ in range(40):
-        rows = batch_of(*[row] * 64, first_label=2)
+        rows = make_batch(*[row] * 64, first_label=2)
         loss = quiet_scores(model, head, rows, settings, Head.FULL)["policy"] / 64
         grads = torch.autograd.grad(loss, list(direction), allow_unused=True)
         slopes.append(inner(grads, list(direction.values())))
@@ -248,7 +248,7 @@ def enumerate_thoughts(
     model: Any, head: ThoughtHead, row: list[int], settings: ThoughtSettings
 ) -> tuple[dict[torch.nn.Parameter, torch.Tensor], torch.Tensor]:
     """The exact gradient of minus the mean gain after the second token, and its squared norm."""
-    batch = batch_of(row, first_label=2)
+    batch = make_batch(row, first_label=2)
     positions = find_positions(batch["labels"], 1)
     assert positions.at_BN.tolist() == [[1]]
     single_thought = replace(settings, num_thoughts=1)
@@ -274,7 +274,7 @@ def enumerate_thoughts(
 def test_gains_are_measured_against_the_same_token_without_a_thought() -> None:
     model, head = llama(), new_head()
     settings = replace(GREEDY, num_thoughts=2)
-    batch = batch_of([5, 9, 3, 7, 1])
+    batch = make_batch([5, 9, 3, 7, 1])
     positions: Positions = find_positions(batch["labels"], 3)
     thinker = Thinker(model, head, settings)
     talk_scores = talk(thinker, batch["labels"], positions, thinker.think(batch, positions), Head.FULL)

@@ -23,7 +23,7 @@ def settings(stage: Stage | StageSettings, *, max_length: int = 128, **fields: A
     return TrainerConfig(stage=stage, hyperparameters={"max_length": max_length}, **fields)
 
 
-def model_of(head: str, seed: int = 0) -> LlamaForCausalLM | LlamaForSequenceClassification:
+def make_model(head: str, seed: int = 0) -> LlamaForCausalLM | LlamaForSequenceClassification:
     """A random two-layer Llama (hidden 32) in evaluation mode."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -59,7 +59,7 @@ def pairs(count: int = 8) -> list[PreferenceRow]:
     ]
 
 
-def labelled(count: int = 8) -> list[LabelledRow]:
+def make_labelled(count: int = 8) -> list[LabelledRow]:
     return [
         LabelledRow([user(QUESTIONS[n % 5])], [assistant(f"{ANSWERS[n % 5]} {n}")], label=n % 3 != 0)
         for n in range(count)

@@ -43,13 +43,13 @@ def tokenizer(name: str) -> PreTrainedTokenizerBase:
     return model_tokenizer
 
 
-def learned(example: Encoded, labels: str = "labels", name: str = "qwen2.5") -> str:
+def decode_learned(example: Encoded, labels: str = "labels", name: str = "qwen2.5") -> str:
     return str(tokenizer(name).decode([label for label in example[labels] if label != IGNORED]))
 
 
 def test_a_turn_of_calls_without_a_border_is_learned_in_an_example_of_its_own() -> None:
     examples, ledger = encode_sft([SftRow([*ASKED, *CALLED])], tokenizer("qwen3"), 4096)
-    answer, apart = (learned(example, name="qwen3") for example in examples)
+    answer, apart = (decode_learned(example, name="qwen3") for example in examples)
     assert "It is noon.<|im_end|>" in answer
     assert '"name": "clock"' not in answer
     assert apart.endswith('{"name": "clock", "arguments": {}}\n</tool_call><|im_end|>')
@@ -79,10 +79,10 @@ def test_an_empty_turn_in_the_middle_is_shown_and_counted() -> None:
 def test_only_the_last_turn_makes_one_example() -> None:
     row = SftRow([*ASKED, *CALLED])
     (example,), ledger = encode_sft([row], tokenizer("qwen3"), 4096, last_turn=True)
-    assert "It is noon." in learned(example, name="qwen3")
+    assert "It is noon." in decode_learned(example, name="qwen3")
     silent = SftRow([*ASKED, *CALLED[:2], Message("assistant", "It is noon.", more='{"weight":0}')])
     (example,), ledger = encode_sft([silent], tokenizer("qwen3"), 4096, last_turn=True)
-    assert "clock" in learned(example, name="qwen3")
+    assert "clock" in decode_learned(example, name="qwen3")
     assert "unlearned_turns" not in ledger.rows
 
 
@@ -132,7 +132,7 @@ def settings(stage: Stage, **more: Any) -> TrainerConfig:
 
 def test_results_inside_an_answer_are_not_learned_in_pairs() -> None:
     example, ledger = pair()
-    text = learned(example, "chosen_labels")
+    text = decode_learned(example, "chosen_labels")
     assert "clock" in text
     assert text.endswith("It is noon.<|im_end|>")
     assert "quarter past" not in text
@@ -147,7 +147,7 @@ def test_turns_of_weight_0_with_their_reasoning_are_not_learned_in_pairs() -> No
     silent = Message("assistant", "Let me see.", more='{"weight":0,"reasoning_content":"secret"}')
     row = PreferenceRow(ASKED, [silent, *LATER], [Message("assistant", "No idea.")])
     (example,), _ = pairs.encode([row], tokenizer("qwen3-keep"), settings(Stage.DPO))
-    text = learned(example, "chosen_labels", "qwen3-keep")
+    text = decode_learned(example, "chosen_labels", "qwen3-keep")
     assert "One." in text
     assert not any(word in text for word in ("secret", "Let me see", "And now"))
     assert "secret" in tokenizer("qwen3-keep").decode(example["chosen_ids"])

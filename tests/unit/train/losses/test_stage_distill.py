@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.distill import compare
 from tests.conftest import REPOSITORY
-from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, conversations, model_of, settings
-from tests.unit.train.session.engines import config_of, examples_of, session_of
+from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, conversations, make_model, settings
+from tests.unit.train.session.engines import encode_examples, make_config, make_session
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes.stages import DistillSettings, Stage
 from trainyard.testing.vllm_server import vllm_server
@@ -84,7 +84,7 @@ def test_tokens_that_only_one_output_layer_has_are_left_out() -> None:
 def test_a_student_that_is_its_teacher_has_no_loss_and_no_gradient() -> None:
     config, stage = with_settings(), STAGES[Stage.DISTILL]
     batch = stage.collate(stage.encode(conversations(), TOKENIZER, config)[0], PAD)
-    model = model_of("causal")
+    model = make_model("causal")
     scores = stage.score(model, batch, Head.FULL)
     with torch.no_grad():
         teacher = stage.score(model, batch, Head.FULL)
@@ -98,7 +98,7 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_no_gradient() -> None:
 # A teacher behind a server
 
 
-def served(model: Any, top_k: int, url: str = "http://teacher/v1", **options: Any) -> Any:
+def make_served_teacher(model: Any, top_k: int, url: str = "http://teacher/v1", **options: Any) -> Any:
     return ServedTeacher(url, "teacher", top_k, TOKENIZER, **options)
 
 
@@ -114,8 +114,8 @@ def logprobs_by(model: Any) -> Any:
 @pytest.fixture
 def pair() -> tuple[Any, Any]:
     torch.manual_seed(1)
-    student = model_of("causal")
-    teacher = model_of("causal")
+    student = make_model("causal")
+    teacher = make_model("causal")
     with torch.no_grad():
         for value in teacher.parameters():
             value.add_(torch.randn_like(value) * 0.05)
@@ -132,7 +132,7 @@ def test_a_served_teacher_is_the_local_one_where_all_tokens_are_asked_for(beta: 
     vocabulary = local["logits_NV"].shape[1]
     with vllm_server("teacher") as server:
         server.logprobs, server.max_logprobs = logprobs_by(teacher), vocabulary
-        served_scores = stage.score(served(teacher, vocabulary, f"{server.url}/v1"), batch, Head.FULL)
+        served_scores = stage.score(make_served_teacher(teacher, vocabulary, f"{server.url}/v1"), batch, Head.FULL)
     results = []
     for reference in (local, served_scores):
         student.zero_grad()
@@ -155,12 +155,12 @@ def test_few_tokens_are_a_lower_bound_that_rises_with_their_number(pair: tuple[A
     with vllm_server("teacher") as server:
         server.logprobs = logprobs_by(teacher)
         for top_k in (1, 5, 20):
-            reference = stage.score(served(teacher, top_k, f"{server.url}/v1"), batch, Head.FULL)
+            reference = stage.score(make_served_teacher(teacher, top_k, f"{server.url}/v1"), batch, Head.FULL)
             losses.append(stage.loss(batch, scores, reference, config)[0].item())
         assert losses == sorted(losses)
         assert 0 < losses[0] < losses[-1] < whole
         with pytest.raises(Unavailable, match=r"E-SERVER-UNREACHABLE.*max allowed: 20.*--max-logprobs 21"):
-            served(teacher, 21, f"{server.url}/v1").scores(batch)
+            make_served_teacher(teacher, 21, f"{server.url}/v1").scores(batch)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the library's experimental modules
@@ -187,7 +187,7 @@ def answering(choices: Any, status: int = 200) -> httpx.MockTransport:
 def test_a_server_that_cannot_teach_says_so(transport: httpx.MockTransport, error: str) -> None:
     batch = pad([{"input_ids": [5, 6, 7], "labels": [IGNORED, 6, 7]}], PAD)
     with pytest.raises(Unavailable, match=error):
-        served(None, 1, transport=transport).scores(batch)
+        make_served_teacher(None, 1, transport=transport).scores(batch)
 
 
 def test_other_words_for_the_same_ids_are_another_vocabulary() -> None:
@@ -200,10 +200,10 @@ def test_other_words_for_the_same_ids_are_another_vocabulary() -> None:
         ]
         return answering([{"index": 0, "prompt_logprobs": [None, *prompt_logprobs]}])
 
-    scores = served(None, 1, transport=answer_with(lambda token: TOKENIZER.decode([token]))).scores(batch)
+    scores = make_served_teacher(None, 1, transport=answer_with(lambda token: TOKENIZER.decode([token]))).scores(batch)
     assert scores["teacher_ids_NK"][:, 0].tolist() == ids[1:]
     with pytest.raises(InvalidInput, match=r"E-MODEL-INVALID: Teacher and student do not have the same vocabulary"):
-        served(None, 1, transport=answer_with(lambda token: "other")).scores(batch)
+        make_served_teacher(None, 1, transport=answer_with(lambda token: "other")).scores(batch)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_settings_that_a_server_cannot_follow_are_refused(fields: dict[str, Any]
     assert "top_k" not in DistillSettings(type=Stage.DISTILL, teacher="t").model_dump()
 
 
-def losses_of(config: Any, student: Any, ask: Callable[[Any], Any]) -> list[float]:
+def list_losses(config: Any, student: Any, ask: Callable[[Any], Any]) -> list[float]:
     """The loss of each of five steps on the same rows, in nats a token."""
     stage = STAGES[Stage.DISTILL]
     batch = stage.collate(stage.encode(conversations(), TOKENIZER, config)[0], PAD)
@@ -247,11 +247,11 @@ def test_losses_of_five_steps_are_the_known_ones(pair: tuple[Any, Any]) -> None:
 
     with vllm_server("teacher") as server:
         server.logprobs = logprobs_by(teacher)
-        remote = served(teacher, 20, f"{server.url}/v1")
+        remote = make_served_teacher(teacher, 20, f"{server.url}/v1")
         for name, ask in (("loaded", local), ("served top 20", remote.scores)):
             for beta in (0.0, 0.5, 1.0):
                 config = with_settings(beta=beta, label_weight=0.1)
-                losses = losses_of(config, copy.deepcopy(first), ask)
+                losses = list_losses(config, copy.deepcopy(first), ask)
                 assert losses[-1] < losses[0]
                 lines.append(f"{name}, beta {beta}: {' '.join(f'{loss:.5f}' for loss in losses)}")
     text = "\n".join(lines) + "\n"
@@ -351,7 +351,7 @@ def test_a_prompt_that_fills_the_context_keeps_its_answer() -> None:
 def test_labels_count_for_rows_that_the_student_did_not_write() -> None:
     config, stage = with_settings(label_weight=2.0), STAGES[Stage.DISTILL]
     batch = stage.collate(stage.encode(conversations(2), TOKENIZER, config)[0], PAD)
-    model = model_of("causal")
+    model = make_model("causal")
     scores = {"logits_NV": stage.score(model, batch, Head.FULL)["logits_NV"].detach()}
     logprobs = STAGES[Stage.SFT].score(model, batch, Head.FULL)["logprobs_N"].detach()
     first = int((batch["labels"][0, 1:] != IGNORED).sum())
@@ -372,10 +372,10 @@ def test_another_vocabulary_is_refused() -> None:
 
 
 def test_a_session_draws_the_same_again_and_training_draws_the_same_with_it(tmp_path: Path) -> None:
-    config = config_of(Stage.DISTILL.settings(teacher="t", lmbda=1.0, max_completion_length=6))
-    session = session_of(tmp_path, config)
+    config = make_config(Stage.DISTILL.settings(teacher="t", lmbda=1.0, max_completion_length=6))
+    session = make_session(tmp_path, config)
     assert session.context == 256
-    batch = STAGES[Stage.DISTILL].collate(examples_of(config, 4), PAD)
+    batch = STAGES[Stage.DISTILL].collate(encode_examples(config, 4), PAD)
     before = torch.get_rng_state()
     first, again = (distill.draw(session, batch, config, PAD, "0:0:0") for _ in range(2))
     other = distill.draw(session, batch, config, PAD, "0:0:1")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, assistant, model_of, settings, user
+from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, assistant, make_model, settings, user
 from trainyard.data.rows import LabelledRow, PreferenceRow
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
@@ -59,7 +59,7 @@ def train(model: Any, reference: Any, config: TrainerConfig, examples: list[Enco
         optimizer.step()
 
 
-def held_out_accuracy(model: Any, reference: Any, config: TrainerConfig, examples: list[Encoded]) -> float:
+def measure_accuracy(model: Any, reference: Any, config: TrainerConfig, examples: list[Encoded]) -> float:
     stage = STAGES[config.stage.type]
     batch = stage.collate(examples, PAD)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_what_is_preferred_is_learned(config: TrainerConfig) -> None:
     stage = STAGES[config.stage.type]
     rows = toy_labels if config.stage.type is Stage.KTO else toy_pairs
     (seen, _), (unseen, _) = (stage.encode(rows(seed), TOKENIZER, config) for seed in (1, 2))
-    model, reference = model_of(stage.head), model_of(stage.head)
-    assert held_out_accuracy(model, reference, config, unseen) < 0.75
+    model, reference = make_model(stage.head), make_model(stage.head)
+    assert measure_accuracy(model, reference, config, unseen) < 0.75
     train(model, reference, config, seen)
-    assert held_out_accuracy(model, reference, config, unseen) > 0.9
+    assert measure_accuracy(model, reference, config, unseen) > 0.9

@@ -7,7 +7,16 @@ import math
 import pytest
 import torch
 
-from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, assistant, labelled, model_of, pairs, settings, user
+from tests.unit.train.losses.stage_rows import (
+    PAD,
+    TOKENIZER,
+    assistant,
+    make_labelled,
+    make_model,
+    pairs,
+    settings,
+    user,
+)
 from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
@@ -31,7 +40,7 @@ GOLDEN = {
     PreferenceLoss.ORPO: 1.1172258,
     PreferenceLoss.SIMPO: 0.9432489,
 }
-"""Of one pair, by hand, at beta 0.25: see `one_pair`."""
+"""Of one pair, by hand, at beta 0.25: see `make_pair`."""
 
 
 def scores(chosen: float, rejected: float, nll: float = 1.0) -> Scores:
@@ -40,7 +49,7 @@ def scores(chosen: float, rejected: float, nll: float = 1.0) -> Scores:
     return {name: torch.tensor([value]) for name, value in {**values, "chosen_nll_P": nll}.items()}
 
 
-def one_pair() -> tuple[Scores, Scores]:
+def make_pair() -> tuple[Scores, Scores]:
     """Log-ratios 0.6 (chosen) and -0.2 (rejected); mean log-probabilities -0.4 and -0.6."""
     return scores(-2.0, -6.0), scores(-2.6, -5.8)
 
@@ -54,7 +63,7 @@ def test_a_policy_that_is_its_reference_has_the_loss_of_no_preference(loss: Pref
     """Exactly: another first loss means that the reference is not the policy that the run started from."""
     config = settings(Stage.DPO, preference={"loss": loss, "beta": BETA})
     examples, _ = DPO.encode(pairs(), TOKENIZER, config)
-    batch, model = DPO.collate(examples, PAD), model_of("causal")
+    batch, model = DPO.collate(examples, PAD), make_model("causal")
     reference = {name: value.detach() for name, value in DPO.score(model, batch, Head.FULL).items()}
     total, metrics = DPO.loss(batch, DPO.score(model, batch, Head.FULL), reference, config)
     assert total.item() / DPO.units(batch) == pytest.approx(AT_THE_START[loss], abs=1e-7)
@@ -65,13 +74,13 @@ def test_a_policy_that_is_its_reference_has_the_loss_of_no_preference(loss: Pref
 def test_gamma_is_the_margin_that_simpo_asks_for(gamma: float) -> None:
     """Mean log-probabilities -0.4 and -0.6, so the margin that is there is 0.2 beta."""
     stage = settings(Stage.DPO, preference={"loss": "simpo", "beta": BETA, "simpo_gamma": gamma}).stage
-    value = LOSSES[PreferenceLoss.SIMPO](*one_pair(), stage).item()
+    value = LOSSES[PreferenceLoss.SIMPO](*make_pair(), stage).item()
     assert value == pytest.approx(math.log1p(math.exp(gamma - 0.2 * BETA)), abs=1e-6)
 
 
 @pytest.mark.parametrize("loss", GOLDEN)
 def test_golden_values(loss: PreferenceLoss) -> None:
-    policy, reference = one_pair()
+    policy, reference = make_pair()
     config = settings(Stage.DPO, preference={"loss": loss, "beta": BETA})
     value, metrics = DPO.loss({}, policy, reference, config)
     assert value.item() == pytest.approx(GOLDEN[loss], abs=1e-6)
@@ -87,7 +96,7 @@ def test_golden_values(loss: PreferenceLoss) -> None:
 
 def test_label_smoothing_is_the_unbiased_one() -> None:
     """The mean over labels that are wrong with probability e is the clean loss (Chowdhury et al. 2024, lemma 3.1)."""
-    policy, reference = one_pair()
+    policy, reference = make_pair()
     flipped = [{**side, "chosen_P": side["rejected_P"], "rejected_P": side["chosen_P"]} for side in (policy, reference)]
     clean, smooth = (settings(Stage.DPO, preference={"beta": BETA, "label_smoothing": noise}) for noise in (0.0, 0.2))
     expected = DPO.loss({}, policy, reference, clean)[0]
@@ -97,7 +106,7 @@ def test_label_smoothing_is_the_unbiased_one() -> None:
 
 @pytest.mark.parametrize("loss", PreferenceLoss)
 def test_every_loss_pushes_the_chosen_answer_up_and_the_rejected_one_down(loss: PreferenceLoss) -> None:
-    policy, reference = one_pair()
+    policy, reference = make_pair()
     for name in ("chosen_P", "rejected_P"):
         policy[name].requires_grad_()
     DPO.loss({}, policy, reference, settings(Stage.DPO, preference={"loss": loss}))[0].backward()
@@ -108,7 +117,7 @@ def test_every_loss_pushes_the_chosen_answer_up_and_the_rejected_one_down(loss: 
 
 
 def test_no_gradient_goes_through_the_reference_point_of_kto_pair() -> None:
-    policy, reference = one_pair()
+    policy, reference = make_pair()
     policy["chosen_P"].requires_grad_()
     DPO.loss({}, policy, reference, settings(Stage.DPO, preference={"loss": "kto_pair", "beta": BETA}))[0].backward()
     value = 1 / (1 + math.exp(-BETA * 0.6))
@@ -120,7 +129,7 @@ def test_only_orpo_and_simpo_do_without_a_reference() -> None:
     needs = {loss: DPO.needs_reference(settings(Stage.DPO, preference={"loss": loss})) for loss in PreferenceLoss}
     assert {loss for loss, needed in needs.items() if not needed} == {PreferenceLoss.ORPO, PreferenceLoss.SIMPO}
     with pytest.raises(AssertionError):
-        DPO.loss({}, one_pair()[0], None, settings(Stage.DPO))
+        DPO.loss({}, make_pair()[0], None, settings(Stage.DPO))
 
 
 @pytest.mark.parametrize("x", [0.0, -1e-9, -1e-6, -0.1, -math.log(2), -1.0, -20.0, -200.0])
@@ -136,7 +145,7 @@ def test_log1mexp_keeps_its_digits_and_its_gradient(x: float) -> None:
 def test_orpo_imitates_the_chosen_row_from_its_first_prediction_on() -> None:
     config = settings(Stage.DPO, preference={"loss": "orpo"})
     examples, _ = DPO.encode(pairs(4), TOKENIZER, config)
-    batch, model = DPO.collate(examples, PAD), model_of("causal")
+    batch, model = DPO.collate(examples, PAD), make_model("causal")
     policy = DPO.score(model, batch, Head.FULL)
     plain = DPO.score(model, {name: value for name, value in batch.items() if name != "row_labels"}, Head.FULL)
     for name in plain:
@@ -167,7 +176,7 @@ def test_centering_and_margin_of_a_reward() -> None:
 
 def test_a_reward_is_read_off_the_last_token_whatever_the_padding() -> None:
     examples, _ = REWARD.encode(pairs(), TOKENIZER, settings(Stage.REWARD))
-    model = model_of("reward")
+    model = make_model("reward")
     whole = REWARD.score(model, REWARD.collate(examples, PAD), Head.FULL)["rewards_B"].view(2, -1)
     for index, example in enumerate(examples):
         alone = REWARD.score(model, REWARD.collate([example], PAD), Head.FULL)["rewards_B"]
@@ -176,8 +185,8 @@ def test_a_reward_is_read_off_the_last_token_whatever_the_padding() -> None:
 
 def test_kto_starts_at_a_half_of_each_weight() -> None:
     config = settings(Stage.KTO, preference={"desirable_weight": 1.5, "undesirable_weight": 0.5})
-    examples, _ = KTO.encode(labelled(6), TOKENIZER, config)
-    batch, model = KTO.collate(examples, PAD), model_of("causal")
+    examples, _ = KTO.encode(make_labelled(6), TOKENIZER, config)
+    batch, model = KTO.collate(examples, PAD), make_model("causal")
     reference = {name: value.detach() for name, value in KTO.score(model, batch, Head.FULL).items()}
     total, metrics = KTO.loss(batch, KTO.score(model, batch, Head.FULL), reference, config)
     assert total.item() == pytest.approx((4 * 1.5 + 2 * 0.5) / 2, abs=1e-6)
@@ -191,10 +200,10 @@ def test_kto_by_hand() -> None:
     batch = {"desirable_B": torch.tensor([True, False])}
     total, metrics = KTO.loss(batch, policy, reference, settings(Stage.KTO, preference={"beta": 0.5}))
 
-    def value(gain: float) -> float:
+    def compute_value(gain: float) -> float:
         return 1 - 1 / (1 + math.exp(-0.5 * gain))
 
-    assert total.item() == pytest.approx(value(0.5 - 0.3) + value(0.3 - 0.5), abs=1e-6)
+    assert total.item() == pytest.approx(compute_value(0.5 - 0.3) + compute_value(0.3 - 0.5), abs=1e-6)
     assert {name: round(metric.item(), 5) for name, metric in metrics.items()} == {
         "reward_accuracy": 1.0,
         "reward_desirable": 0.25,
@@ -209,7 +218,7 @@ def test_kto_by_hand() -> None:
 
 
 def test_mismatched_rows_pair_each_prompt_with_the_completion_before_it() -> None:
-    examples, _ = KTO.encode(labelled(3), TOKENIZER, settings(Stage.KTO))
+    examples, _ = KTO.encode(make_labelled(3), TOKENIZER, settings(Stage.KTO))
     batch = KTO.collate(examples, PAD)
     for index, example in enumerate(examples):
         real = batch["kl_attention_mask"][index] == 1
@@ -227,7 +236,7 @@ def test_mismatched_rows_have_no_graph_and_keep_to_the_limit() -> None:
     examples, _ = KTO.encode(rows, TOKENIZER, settings(Stage.KTO, max_length=40))
     batch = KTO.collate(examples, PAD)
     assert batch["kl_input_ids"].shape[1] == 40
-    policy = KTO.score(model_of("causal"), batch, Head.FULL)
+    policy = KTO.score(make_model("causal"), batch, Head.FULL)
     assert policy["logprobs_B"].requires_grad
     assert not policy["kl_B"].requires_grad
 
@@ -242,7 +251,7 @@ def test_labels_of_one_kind_are_refused(label: bool) -> None:
 
 
 def test_a_batch_of_one_is_refused() -> None:
-    examples, _ = KTO.encode(labelled(4), TOKENIZER, settings(Stage.KTO))
+    examples, _ = KTO.encode(make_labelled(4), TOKENIZER, settings(Stage.KTO))
     with pytest.raises(InvalidInput, match="this batch has one") as caught:
         KTO.collate(examples[:1], PAD)
     assert caught.value.code == "E-BATCH"
@@ -253,7 +262,7 @@ def test_a_completion_without_room_is_dropped_and_one_without_text_still_learns_
     rows = [
         LabelledRow([user("What is a node? " * 9)], [assistant("a")], label=True),
         LabelledRow([user("b")], [assistant("")], label=False),
-        *labelled(3),
+        *make_labelled(3),
     ]
     examples, ledger = KTO.encode(rows, TOKENIZER, settings(Stage.KTO, max_length=40))
     assert len(examples) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, assistant, model_of, settings, user
+from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, assistant, make_model, settings, user
 from trainyard.data.rows import SftRow
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
@@ -19,22 +19,24 @@ ROWS = [
 ]
 
 
-def config_of(**fields: object) -> TrainerConfig:
+def make_config(**fields: object) -> TrainerConfig:
     return settings(Stage.SFT.settings(**fields))
 
 
-def encoded(config: TrainerConfig) -> list[Encoded]:
+def encode_rows(config: TrainerConfig) -> list[Encoded]:
     return list(STAGES[Stage.SFT].encode(ROWS, TOKENIZER, config)[0])
 
 
-def learned(example: Encoded) -> str:
+def decode_learned(example: Encoded) -> str:
     return TOKENIZER.decode([label for label in example["labels"] if label != IGNORED])
 
 
 def test_the_last_turn_alone_is_learned_and_the_account_balances() -> None:
-    examples, ledger = STAGES[Stage.SFT].encode(ROWS, TOKENIZER, config_of(turns="last"))
-    assert list(map(learned, examples)) == ["The trainer counts every token.<|im_end|>", "Because.<|im_end|>"]
-    assert [example["input_ids"] for example in examples] == [example["input_ids"] for example in encoded(config_of())]
+    examples, ledger = STAGES[Stage.SFT].encode(ROWS, TOKENIZER, make_config(turns="last"))
+    assert list(map(decode_learned, examples)) == ["The trainer counts every token.<|im_end|>", "Because.<|im_end|>"]
+    assert [example["input_ids"] for example in examples] == [
+        example["input_ids"] for example in encode_rows(make_config())
+    ]
     assert ledger.balanced
     assert ledger.trained == sum(label != IGNORED for example in examples for label in example["labels"])
 
@@ -42,12 +44,12 @@ def test_the_last_turn_alone_is_learned_and_the_account_balances() -> None:
 def test_a_turn_without_weight_is_not_the_last_one() -> None:
     row = SftRow([*ROWS[0].messages, user("c?"), assistant("shown")])
     row.messages[-1].more = '{"weight":0}'
-    (example,), _ = STAGES[Stage.SFT].encode([row], TOKENIZER, config_of(turns="last"))
-    assert learned(example) == "The trainer counts every token.<|im_end|>"
+    (example,), _ = STAGES[Stage.SFT].encode([row], TOKENIZER, make_config(turns="last"))
+    assert decode_learned(example) == "The trainer counts every token.<|im_end|>"
 
 
 def test_a_row_whose_last_turn_is_cut_off_is_dropped() -> None:
-    room = len(encoded(config_of())[0]["input_ids"]) // 2
+    room = len(encode_rows(make_config())[0]["input_ids"]) // 2
     examples, ledger = STAGES[Stage.SFT].encode(
         ROWS[:1], TOKENIZER, settings(Stage.SFT.settings(turns="last"), max_length=room)
     )
@@ -56,8 +58,8 @@ def test_a_row_whose_last_turn_is_cut_off_is_dropped() -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_by_row_each_row_counts_the_same(packed: bool) -> None:
-    config = config_of(average="row")
-    stage, model, examples = STAGES[Stage.SFT].chosen(config), model_of("causal"), encoded(config)
+    config = make_config(average="row")
+    stage, model, examples = STAGES[Stage.SFT].chosen(config), make_model("causal"), encode_rows(config)
     batch = pack(examples, PAD) if packed else stage.collate(examples, PAD)
     total, _ = stage.loss(batch, stage.score(model, batch, Head.FULL), None, config)
     alone = []
@@ -71,8 +73,8 @@ def test_by_row_each_row_counts_the_same(packed: bool) -> None:
 
 
 def test_a_row_without_labels_is_no_unit() -> None:
-    stage = STAGES[Stage.SFT].chosen(config_of(average="row"))
-    batch = stage.collate(encoded(config_of()), PAD)
+    stage = STAGES[Stage.SFT].chosen(make_config(average="row"))
+    batch = stage.collate(encode_rows(make_config()), PAD)
     batch["labels"][0] = IGNORED
     assert stage.units(batch) == 1
     batch["labels"][:] = IGNORED
@@ -80,7 +82,7 @@ def test_a_row_without_labels_is_no_unit() -> None:
 
 
 def test_settings_at_their_default_are_not_written() -> None:
-    assert config_of().stage.model_dump(mode="json") == {"type": "sft"}
-    assert config_of(average="row", neftune_alpha=5).stage.model_dump(mode="json") == {
+    assert make_config().stage.model_dump(mode="json") == {"type": "sft"}
+    assert make_config(average="row", neftune_alpha=5).stage.model_dump(mode="json") == {
         "type": "sft", "average": "row", "neftune_alpha": 5.0,
     }  # fmt: skip

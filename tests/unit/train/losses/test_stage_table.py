@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, conversations, labelled, model_of, pairs, settings
+from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, conversations, make_labelled, make_model, pairs, settings
 from trainyard.data.rows import DocumentRow, TextRow
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
@@ -21,7 +21,7 @@ ROWS: dict[Stage, list[Any]] = {
     Stage.SFT: conversations(),
     Stage.REWARD: pairs(),
     Stage.DPO: pairs(),
-    Stage.KTO: labelled(),
+    Stage.KTO: make_labelled(),
     Stage.DISTILL: conversations(),
 }
 LOCAL_LOSSES = [loss for loss in PreferenceLoss if loss is not PreferenceLoss.KTO_PAIR]
@@ -36,14 +36,16 @@ CONFIGS = {
 }
 
 
-def encoded(config: TrainerConfig) -> list[Encoded]:
+def encode_rows(config: TrainerConfig) -> list[Encoded]:
     examples, ledger = STAGES[config.stage.type].encode(ROWS[config.stage.type], TOKENIZER, config)
     assert ledger.balanced
     assert ledger.trained
     return examples
 
 
-def summed(model: Any, reference: Any, config: TrainerConfig, examples: Sequence[Encoded]) -> tuple[torch.Tensor, int]:
+def compute_loss(
+    model: Any, reference: Any, config: TrainerConfig, examples: Sequence[Encoded]
+) -> tuple[torch.Tensor, int]:
     """The loss of one micro-batch, and its units."""
     stage = STAGES[config.stage.type]
     batch = stage.collate(examples, PAD)
@@ -57,7 +59,7 @@ def summed(model: Any, reference: Any, config: TrainerConfig, examples: Sequence
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_batches_are_padded_on_the_right_and_only_answers_have_labels(name: str) -> None:
-    stage, examples = STAGES[CONFIGS[name].stage.type], encoded(CONFIGS[name])
+    stage, examples = STAGES[CONFIGS[name].stage.type], encode_rows(CONFIGS[name])
     batch = stage.collate(examples, PAD)
     ids_BT, mask_BT, labels_BT = batch["input_ids"], batch["attention_mask"], batch["labels"]
     assert ids_BT.shape[1] == max(map(stage.width, examples))
@@ -71,12 +73,14 @@ def test_batches_are_padded_on_the_right_and_only_answers_have_labels(name: str)
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in ("kto", f"dpo-{PreferenceLoss.KTO_PAIR}")])
 def test_eight_rows_at_once_and_one_by_one_give_the_same_gradient(name: str) -> None:
     """The sum over all units, divided once: padding and the cut change nothing but rounding."""
-    config, examples = CONFIGS[name], encoded(CONFIGS[name])[:8]
+    config, examples = CONFIGS[name], encode_rows(CONFIGS[name])[:8]
     head = STAGES[config.stage.type].head
     results = []
     for size in (8, 1):
-        model, reference = model_of(head, seed=1), model_of(head, seed=2)
-        parts = [summed(model, reference, config, examples[at : at + size]) for at in range(0, len(examples), size)]
+        model, reference = make_model(head, seed=1), make_model(head, seed=2)
+        parts = [
+            compute_loss(model, reference, config, examples[at : at + size]) for at in range(0, len(examples), size)
+        ]
         units = sum(count for _, count in parts)
         sum((total / units for total, _ in parts), torch.zeros(())).backward()
         gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
@@ -88,10 +92,10 @@ def test_eight_rows_at_once_and_one_by_one_give_the_same_gradient(name: str) -> 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_chunked_head_gives_the_same_loss(name: str) -> None:
-    config, examples = CONFIGS[name], encoded(CONFIGS[name])
+    config, examples = CONFIGS[name], encode_rows(CONFIGS[name])
     stage = STAGES[config.stage.type]
     batch = stage.collate(examples, PAD)
-    model, reference = model_of(stage.head, seed=1), model_of(stage.head, seed=2)
+    model, reference = make_model(stage.head, seed=1), make_model(stage.head, seed=2)
     against = stage.score(reference, batch, Head.FULL) if stage.needs_reference(config) else None
     full, chunked = (
         stage.loss(batch, stage.score(model, batch, head), against, config)[0] for head in (Head.FULL, Head.CHUNKED)
@@ -102,8 +106,8 @@ def test_the_chunked_head_gives_the_same_loss(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_scoring_draws_no_random_number_and_repeats_itself(name: str) -> None:
     config = CONFIGS[name]
-    stage, examples = STAGES[config.stage.type], encoded(config)
-    model, batch = model_of(stage.head), stage.collate(examples, PAD)
+    stage, examples = STAGES[config.stage.type], encode_rows(config)
+    model, batch = make_model(stage.head), stage.collate(examples, PAD)
     before = torch.get_rng_state()
     first, second = (stage.score(model, batch, Head.FULL) for _ in range(2))
     assert torch.equal(before, torch.get_rng_state())
@@ -113,4 +117,4 @@ def test_scoring_draws_no_random_number_and_repeats_itself(name: str) -> None:
 def test_what_a_document_teaches_is_its_text() -> None:
     config = CONFIGS["cpt"]
     documents = [DocumentRow("d", "file.md", "markdown", "A title", row.text) for row in TEXTS]
-    assert list(STAGES[Stage.CPT].encode(documents, TOKENIZER, config)[0]) == list(encoded(config))
+    assert list(STAGES[Stage.CPT].encode(documents, TOKENIZER, config)[0]) == list(encode_rows(config))

@@ -24,36 +24,36 @@ def clip(value: float) -> float:
     return min(max(value, LOW), HIGH)
 
 
-def by_hand_cross_entropy(p: Numbers) -> tuple[float, list[float]]:
+def compute_cross_entropy(p: Numbers) -> tuple[float, list[float]]:
     return -math.fsum(w * x for w, x in zip(W, p, strict=True)), [-w for w in W]
 
 
-def by_hand_importance_sampling(p: Numbers) -> tuple[float, list[float]]:
+def compute_importance_sampling(p: Numbers) -> tuple[float, list[float]]:
     parts = [math.exp(x - q) * a for x, q, a in zip(p, Q, A, strict=True)]
     return -math.fsum(parts), [-part for part in parts]
 
 
-def by_hand_ppo(p: Numbers) -> tuple[float, list[float]]:
-    return clipped([math.exp(x - q) for x, q in zip(p, Q, strict=True)])
+def compute_ppo(p: Numbers) -> tuple[float, list[float]]:
+    return clip_ratios([math.exp(x - q) for x, q in zip(p, Q, strict=True)])
 
 
-def by_hand_cispo(p: Numbers) -> tuple[float, list[float]]:
+def compute_cispo(p: Numbers) -> tuple[float, list[float]]:
     weights = [clip(math.exp(x - q)) * a for x, q, a in zip(p, Q, A, strict=True)]
     return -math.fsum(w * x for w, x in zip(weights, p, strict=True)), [-w for w in weights]
 
 
-def by_hand_dro(p: Numbers) -> tuple[float, list[float]]:
+def compute_dro(p: Numbers) -> tuple[float, list[float]]:
     rows = list(zip(p, Q, A, strict=True))
     value = -math.fsum(x * a - 0.025 * (x - q) ** 2 for x, q, a in rows)
     return value, [-(a - 0.05 * (x - q)) for x, q, a in rows]
 
 
-def by_hand_gspo(p: Numbers) -> tuple[float, list[float]]:
+def compute_gspo(p: Numbers) -> tuple[float, list[float]]:
     marked = [x - q for x, q, m in zip(p, Q, IN_RATIO, strict=True) if m]
-    return clipped([math.exp(math.fsum(marked) / len(marked))] * len(p))
+    return clip_ratios([math.exp(math.fsum(marked) / len(marked))] * len(p))
 
 
-def clipped(ratios: Numbers) -> tuple[float, list[float]]:
+def clip_ratios(ratios: Numbers) -> tuple[float, list[float]]:
     value, gradient = 0.0, []
     for ratio, a in zip(ratios, A, strict=True):
         free, bound = ratio * a, clip(ratio) * a
@@ -63,12 +63,12 @@ def clipped(ratios: Numbers) -> tuple[float, list[float]]:
 
 
 BY_HAND: dict[str, Callable[[Numbers], tuple[float, list[float]]]] = {
-    "cross_entropy": by_hand_cross_entropy,
-    "importance_sampling": by_hand_importance_sampling,
-    "ppo": by_hand_ppo,
-    "cispo": by_hand_cispo,
-    "dro": by_hand_dro,
-    "gspo": by_hand_gspo,
+    "cross_entropy": compute_cross_entropy,
+    "importance_sampling": compute_importance_sampling,
+    "ppo": compute_ppo,
+    "cispo": compute_cispo,
+    "dro": compute_dro,
+    "gspo": compute_gspo,
 }
 
 

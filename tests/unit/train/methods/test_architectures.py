@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from tests.unit.train.methods.architectures import ARCHITECTURES, MIXTURES, build_base
 from tests.unit.train.methods.conftest import IDS_BT, Request, logits, steps
 from trainyard.errors import InvalidInput, TrainyardError
@@ -27,7 +27,7 @@ WAYS = ("continue", "stack", "merge")
 RANK = 4
 
 
-def trained(request: PolicyRequest) -> Policy:
+def train_policy(request: PolicyRequest) -> Policy:
     """A policy after two steps, every adapted layer of which has learned."""
     policy = build(request, with_reference=False)
     steps(policy, request)
@@ -40,7 +40,7 @@ def trained(request: PolicyRequest) -> Policy:
     return policy
 
 
-def saved(policy: Policy, request: PolicyRequest, folder: Path) -> float:
+def save_and_compare(policy: Policy, request: PolicyRequest, folder: Path) -> float:
     """Write an adapter, and return the largest difference of a logit on a base that is loaded again."""
     save(policy, request, folder)
     verify_saved(policy, request, folder)
@@ -48,25 +48,25 @@ def saved(policy: Policy, request: PolicyRequest, folder: Path) -> float:
     return float((logits(fresh) - logits(policy.model)).abs().max())
 
 
-@pytest.mark.parametrize("model_type", by_default(QUICK, list(ARCHITECTURES)))
+@pytest.mark.parametrize("model_type", choose_by_default(QUICK, list(ARCHITECTURES)))
 def test_adapters_of_an_architecture_answer_alike_when_loaded_again(
     model_type: str, request_of: Request, tmp_path: Path
 ) -> None:
     base, first = build_base(model_type, tmp_path / "base"), tmp_path / "first"
     request = request_of("lora", base=base, settings={"rank": RANK})
     require_known_logits(load_base(request, request.base))
-    policy = trained(request)
-    assert saved(policy, request, first) < 1e-4
+    policy = train_policy(request)
+    assert save_and_compare(policy, request, first) < 1e-4
     for how in WAYS:
         request = request_of("lora", base=base, adapter=first, how=how, settings={"rank": RANK})
         if how == "merge" and model_type in SHARING_TYPES:
             with pytest.raises(TrainyardError, match=r"E-MERGE: .* share their weights"):
                 build(request, with_reference=False)
         else:
-            assert saved(trained(request), request, tmp_path / how) < 1e-4, how
+            assert save_and_compare(train_policy(request), request, tmp_path / how) < 1e-4, how
 
 
-@pytest.mark.parametrize("model_type", by_default(["gpt_oss", "deepseek_v3"], list(MIXTURES)))
+@pytest.mark.parametrize("model_type", choose_by_default(["gpt_oss", "deepseek_v3"], list(MIXTURES)))
 def test_experts_have_an_adapter_and_routers_none(model_type: str, request_of: Request, tmp_path: Path) -> None:
     base = build_base(model_type, tmp_path / "base")
     coverage = build(request_of("lora", base=base), with_reference=False).facts["coverage"]
@@ -120,10 +120,10 @@ def test_files_that_answer_otherwise_are_found(
 ) -> None:
     base = build_base("llama", tmp_path / "base")
     request = request_of("lora", base=base, settings={"rank": RANK})
-    assert saved(trained(request), request, tmp_path / "first") < 1e-4
+    assert save_and_compare(train_policy(request), request, tmp_path / "first") < 1e-4
     earlier = tmp_path / "first" if how == "merge" else None
     request = request_of("lora", base=base, adapter=earlier, how=how, settings={"rank": RANK, **settings})
-    policy = trained(request)
+    policy = train_policy(request)
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
     random = torch.random.get_rng_state()
     save(policy, request, tmp_path / "out")

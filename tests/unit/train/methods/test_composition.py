@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from tests.unit.train.methods.conftest import IDS_BT, Request, Trained, logits, steps
 from trainyard.errors import Corrupt, InvalidInput, NotFound, Refused
 from trainyard.train.methods.contract import Policy
@@ -55,7 +55,7 @@ def sigmoid_loss(policy: Policy) -> torch.Tensor:
     return -torch.nn.functional.logsigmoid(0.1 * (ratio_B[0] - ratio_B[1]))
 
 
-@pytest.mark.parametrize(("how", "earlier", "method"), by_default(QUICK, COMBINATIONS))
+@pytest.mark.parametrize(("how", "earlier", "method"), choose_by_default(QUICK, COMBINATIONS))
 def test_first_preference_loss_is_ln_2(
     how: str, earlier: str, method: str, request_of: Request, trained: Trained
 ) -> None:
@@ -90,7 +90,7 @@ def test_reference_stays_while_the_policy_moves(how: str, request_of: Request, t
 @pytest.mark.parametrize(
     "settings", [{}, {"target_modules": ("q_proj",), "layers": (1,)}, {"rslora": True, "modules_to_save": ("norm",)}]
 )
-@pytest.mark.parametrize("how", by_default(["stack"], ["continue", "stack", "merge"]))
+@pytest.mark.parametrize("how", choose_by_default(["stack"], ["continue", "stack", "merge"]))
 def test_what_is_saved_works_on_the_base_alone(
     how: str, settings: dict[str, Any], request_of: Request, trained: Trained, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from trainyard.train.methods.targets import attention_modules
 SEVEN = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 
 
-def adapted(model: Any) -> set[str]:
+def list_adapted(model: Any) -> set[str]:
     """`block.module` of every module with an adapter."""
     matches = (re.search(r"layers\.(\d+)\.\w+\.(\w+)\.lora_A", name) for name, _ in model.named_parameters())
     return {f"{match[1]}.{match[2]}" for match in matches if match}
@@ -69,7 +69,7 @@ def test_named_modules_in_chosen_blocks(request_of: Request) -> None:
     policy = build(
         request_of("lora", settings={"target_modules": ("q_proj", "up_proj"), "layers": (1,)}), with_reference=False
     )
-    assert adapted(policy.model) == {"1.q_proj", "1.up_proj"}
+    assert list_adapted(policy.model) == {"1.q_proj", "1.up_proj"}
     assert policy.facts["layers"] == [1]
 
 

@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.unit.train.methods.conftest import Request, Trained, logits
 from trainyard.errors import TrainyardError
 from trainyard.train.methods import adapters
-from trainyard.train.methods.composition import merge_base
+from trainyard.train.methods.composition import merge_base, require_written
 from trainyard.train.methods.loading import load_model
-from trainyard.train.methods.merging import require_written
 from trainyard.train.methods.table import METHODS, build
 
 

@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from tests.unit.train.methods.conftest import IDS_BT, Request, logits, steps
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import TRAINED_METHODS, Method
@@ -59,7 +59,7 @@ def test_starts_as_the_base_and_moves_only_what_it_may(method: Method, request_o
     assert (logits(policy.model) - logits(base)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("method", by_default([Method.LORA, Method.FULL, Method.OFT], Method))
+@pytest.mark.parametrize("method", choose_by_default([Method.LORA, Method.FULL, Method.OFT], Method))
 def test_reference_is_the_start_and_leaves_no_trace(method: Method, request_of: Request) -> None:
     request = request_of(method, settings={"dropout": 0.1})
     policy = build(request, with_reference=True)
@@ -90,7 +90,7 @@ def test_reference_is_put_back_after_an_error(request_of: Request) -> None:
     assert (modes(policy.model), trainable(policy.model)) == before
 
 
-@pytest.mark.parametrize("method", by_default([Method.LORA, Method.QLORA], Method))
+@pytest.mark.parametrize("method", choose_by_default([Method.LORA, Method.QLORA], Method))
 def test_same_request_gives_the_same_bits(method: Method, request_of: Request) -> None:
     request = request_of(method)
     first = build(request, with_reference=False)
@@ -101,7 +101,7 @@ def test_same_request_gives_the_same_bits(method: Method, request_of: Request) -
     assert digest(first.model, trainable=False) == digest(second.model, trainable=False)
 
 
-@pytest.mark.parametrize("method", by_default([Method.LORA, Method.QLORA, Method.FULL], Method))
+@pytest.mark.parametrize("method", choose_by_default([Method.LORA, Method.QLORA, Method.FULL], Method))
 def test_saved_and_loaded_says_the_same(method: Method, request_of: Request, tmp_path: Path) -> None:
     request = request_of(method)
     policy = build(request, with_reference=False)
@@ -119,7 +119,7 @@ def test_saved_and_loaded_says_the_same(method: Method, request_of: Request, tmp
     torch.testing.assert_close(logits(loaded), logits(policy.model), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("method", by_default([Method.LORA, Method.FREEZE], Method))
+@pytest.mark.parametrize("method", choose_by_default([Method.LORA, Method.FREEZE], Method))
 def test_reward_head_is_trained_and_saved(method: Method, request_of: Request, tmp_path: Path) -> None:
     request = request_of(method, head="reward", stage="reward", settings={"rank": 8})
     policy = build(request, with_reference=False)

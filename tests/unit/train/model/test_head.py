@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.unit.train.losses.stage_rows import model_of
+from tests.unit.train.losses.stage_rows import make_model
 from trainyard.errors import Unavailable
 from trainyard.train.contracts import IGNORED, Head
 from trainyard.train.model.head import (
@@ -71,7 +71,7 @@ def batch_of_words() -> dict[str, torch.Tensor]:
     return {"input_ids": ids_BT, "attention_mask": mask_BT, "labels": labels_BT}
 
 
-def own_logprobs(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def compute_logprobs(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The log-probability of every label, from the logits that the model itself returns."""
     logits_BTV = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
     target_BT = batch["labels"][:, 1:]
@@ -85,7 +85,7 @@ def test_logprobs_are_the_models_own(family: str, head: Head) -> None:
     model, batch = model_of_family(family), batch_of_words()
     require_known_logits(model)
     logprobs_N = label_logprobs(model, batch, head).logprobs_N
-    torch.testing.assert_close(logprobs_N, own_logprobs(model, batch), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logprobs_N, compute_logprobs(model, batch), atol=1e-5, rtol=1e-5)
     assert logprobs_N.dtype is torch.float32
 
 
@@ -96,7 +96,7 @@ def test_a_model_that_does_something_else_to_its_logits_is_refused() -> None:
             reply.logits = 2 * reply.logits
             return reply
 
-    plain = model_of("causal").train()
+    plain = make_model("causal").train()
     require_known_logits(plain)
     assert plain.training
     doubling = Doubling(plain.config)
@@ -108,7 +108,7 @@ def test_a_model_that_does_something_else_to_its_logits_is_refused() -> None:
 
 
 def test_a_broken_model_is_left_to_the_loss_to_be_told() -> None:
-    model = model_of("causal")
+    model = make_model("causal")
     with torch.no_grad():
         model.lm_head.weight[3, 3] = torch.nan
     require_known_logits(model)
@@ -132,7 +132,7 @@ def test_chunks_give_the_same_numbers_and_gradients_and_are_computed_again() -> 
 
 
 def test_only_labelled_positions_go_through_the_output_layer() -> None:
-    model, batch = model_of("causal"), batch_of_words()
+    model, batch = make_model("causal"), batch_of_words()
     rows: list[int] = []
     model.lm_head.register_forward_hook(lambda _module, inputs, _output: rows.append(inputs[0].shape[0]))
     logprobs = label_logprobs(model, batch)
@@ -140,7 +140,7 @@ def test_only_labelled_positions_go_through_the_output_layer() -> None:
 
 
 def test_the_label_of_the_first_position_takes_no_part() -> None:
-    model, batch = model_of("causal"), batch_of_words()
+    model, batch = make_model("causal"), batch_of_words()
     without = {**batch, "labels": batch["labels"].clone()}
     without["labels"][:, 0] = IGNORED
     assert torch.equal(label_logprobs(model, batch).logprobs_N, label_logprobs(model, without).logprobs_N)
@@ -148,7 +148,7 @@ def test_the_label_of_the_first_position_takes_no_part() -> None:
 
 @pytest.mark.parametrize("head", HERE)
 def test_a_batch_without_labels_gives_nothing_and_a_gradient_of_zero(head: Head) -> None:
-    model, batch = model_of("causal"), batch_of_words()
+    model, batch = make_model("causal"), batch_of_words()
     batch["labels"] = torch.full_like(batch["labels"], IGNORED)
     logprobs = label_logprobs(model, batch, head)
     assert logprobs.logprobs_N.shape == (0,)
@@ -169,7 +169,7 @@ def test_an_adapter_is_part_of_it_wherever_it_sits(extra: dict[str, Any], head: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT asks transformers for a property by its old name
         model = get_peft_model(
-            model_of("causal"), LoraConfig(**{"target_modules": ["q_proj"], "init_lora_weights": False, **extra})
+            make_model("causal"), LoraConfig(**{"target_modules": ["q_proj"], "init_lora_weights": False, **extra})
         ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -177,7 +177,7 @@ def test_an_adapter_is_part_of_it_wherever_it_sits(extra: dict[str, Any], head: 
                 parameter.mul_(1.5)
     require_known_logits(model)
     logprobs_N = label_logprobs(model, batch, head).logprobs_N
-    torch.testing.assert_close(logprobs_N, own_logprobs(model, batch), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logprobs_N, compute_logprobs(model, batch), atol=1e-5, rtol=1e-5)
     logprobs_N.sum().backward()
     assert all(value.grad is not None for value in model.parameters() if value.requires_grad)
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, model_of
-from tests.unit.train.session.engines import batch_of, config_of, session_of, train_step
+from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, make_model
+from tests.unit.train.session.engines import make_batch, make_config, make_session, train_step
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.contracts import Generated, Sampling, StopReason
@@ -29,9 +29,9 @@ NEW = 12
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
     """One that has learned a little, so that its distributions are not flat."""
-    session = session_of(tmp_path, config_of(learning_rate=2e-2, schedule="constant"))
+    session = make_session(tmp_path, make_config(learning_rate=2e-2, schedule="constant"))
     for _ in range(5):
-        train_step(session, [batch_of()])
+        train_step(session, [make_batch()])
     return session
 
 
@@ -114,7 +114,7 @@ def test_the_nucleus_is_the_smallest_set_of_its_mass(logits: list[float], top_p:
 
 
 def test_tokens_come_as_often_as_their_probabilities_say() -> None:
-    model, prompts = model_of("causal"), [[40, 41]] * 2000
+    model, prompts = make_model("causal"), [[40, 41]] * 2000
     with torch.no_grad():
         model.lm_head.weight[4:] = 0  # four tokens to tell apart, the others rare
         model.lm_head.weight.mul_(40)
@@ -195,12 +195,12 @@ def test_settings_without_a_meaning_are_refused(wrong: dict[str, float]) -> None
 
 
 def test_a_reward_model_says_no_tokens(tmp_path: Path) -> None:
-    session = session_of(tmp_path, config_of(Stage.REWARD))
+    session = make_session(tmp_path, make_config(Stage.REWARD))
     with pytest.raises(InvalidInput, match="E-STEP: A reward model gives a number to a row"):
         session.generate(PROMPTS)
     with pytest.raises(InvalidInput, match="E-STEP"):
         session.logprobs(PROMPTS)
-    rewards = session.forward(batch_of(Stage.REWARD), outputs=["logits"], inline=True).outputs["logits"]
+    rewards = session.forward(make_batch(Stage.REWARD), outputs=["logits"], inline=True).outputs["logits"]
     assert rewards["shape"] == [8, 1]
 
 

@@ -42,12 +42,12 @@ def make_model(family: str, **options: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
 
 
-def packed_rows() -> dict[str, torch.Tensor]:
+def make_packed_rows() -> dict[str, torch.Tensor]:
     rows = [torch.randint(1, 64, (length,)).tolist() for length in LENGTHS]
     return pack([{"input_ids": row, "labels": row} for row in rows], 0)
 
 
-def padded_rows(side: str) -> dict[str, torch.Tensor]:
+def make_padded_rows(side: str) -> dict[str, torch.Tensor]:
     rows = [torch.randint(1, 64, (length,)) for length in LENGTHS]
     learned = [torch.cat((torch.tensor([IGNORED]), row[1:])) for row in rows]  # nothing real predicts a first token
     ids, labels, mask = (
@@ -58,7 +58,7 @@ def padded_rows(side: str) -> dict[str, torch.Tensor]:
 
 
 ROWS = {
-    "packed": packed_rows, "right": lambda: padded_rows("right"), "left": lambda: padded_rows("left"),
+    "packed": make_packed_rows, "right": lambda: make_padded_rows("right"), "left": lambda: make_padded_rows("left"),
 }  # fmt: skip
 """How rows lie in a batch."""
 
@@ -104,7 +104,7 @@ def test_sequences_attend_as_with_a_mask(window: int | None, heads: int, scale: 
         assert torch.allclose(actual, other, atol=CLOSE)
 
 
-def borders_of(**batch: list[list[int]]) -> list[int]:
+def list_borders(**batch: list[list[int]]) -> list[int]:
     tensors = {name: torch.tensor(values) for name, values in batch.items()}
     inputs = border_inputs({"input_ids": torch.zeros_like(next(iter(tensors.values()))), **tensors})
     borders: list[int] = inputs["cu_seq_lens_q"].tolist()
@@ -115,9 +115,9 @@ def borders_of(**batch: list[list[int]]) -> list[int]:
 
 
 def test_borders_are_those_of_rows_positions_and_padding() -> None:
-    assert borders_of(position_ids=[[0, 1, 2, 0, 1, 5], [0, 1, 2, 3, 4, 5]]) == [0, 3, 5, 6, 12]
-    assert borders_of(attention_mask=[[1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 1, 1]]) == [0, 3, 4, 8, 10, 12]
-    assert borders_of(position_ids=[[0, 1, 0, 1]], attention_mask=[[1, 1, 1, 0]]) == [0, 2, 3, 4]
+    assert list_borders(position_ids=[[0, 1, 2, 0, 1, 5], [0, 1, 2, 3, 4, 5]]) == [0, 3, 5, 6, 12]
+    assert list_borders(attention_mask=[[1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 1, 1]]) == [0, 3, 4, 8, 10, 12]
+    assert list_borders(position_ids=[[0, 1, 0, 1]], attention_mask=[[1, 1, 1, 0]]) == [0, 2, 3, 4]
 
 
 @pytest.mark.parametrize("rows", list(ROWS))
@@ -139,7 +139,7 @@ def test_an_adapter_is_computed_so_in_bf16() -> None:
     assert takes_borders(model.get_base_model())
 
 
-def saved_masks(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Size]:
+def list_saved_masks(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Size]:
     """Shapes of what the backward pass needs that has a number for each pair of positions."""
     sizes: list[torch.Size] = []
     positions = batch["input_ids"].shape[1]
@@ -157,13 +157,13 @@ def saved_masks(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Size]:
 @pytest.mark.parametrize("rows", list(ROWS))
 def test_no_mask_is_made(rows: str) -> None:
     model, batch = make_model("llama"), ROWS[rows]()
-    assert saved_masks(model, batch)
+    assert list_saved_masks(model, batch)
     choose_row_attention(model, "cpu", torch.float32)
-    assert not saved_masks(model, batch)
+    assert not list_saved_masks(model, batch)
 
 
 def test_a_model_that_gives_other_numbers_keeps_its_mask() -> None:
-    model, batch = make_model("qwen2"), packed_rows()
+    model, batch = make_model("qwen2"), make_packed_rows()
     model.model.layers[0].self_attn.sliding_window = 2  # its mask does not know
     before = label_logprobs(model, batch).logprobs_N
     attention = choose_row_attention(model, "cpu", torch.float32)

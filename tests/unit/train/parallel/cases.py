@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests.unit.train.losses.stage_rows import TOKENIZER, model_of
-from tests.unit.train.session.engines import config_of, feed_of, frozen
+from tests.unit.train.losses.stage_rows import TOKENIZER, make_model
+from tests.unit.train.session.engines import freeze_model, make_config, make_feed
 from trainyard.compute.rank_process import main as rank_main
 from trainyard.compute.rank_process import read_notes
 from trainyard.errors import TrainyardError
@@ -54,11 +54,11 @@ def session_on(
     """A session of one process, or this process's side of a shared one; the first weights are the same in all."""
     random.seed(0)  # a forked process has one of its own
     stage = STAGES[config.stage.type]
-    model = model_of(stage.head, 0)
+    model = make_model(stage.head, 0)
     for module in model.modules():
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = dropout
-    reference = frozen(model) if stage.needs_reference(config) else None
+    reference = freeze_model(model) if stage.needs_reference(config) else None
     launch = config.launch
     common = {"tokenizer": TOKENIZER, "precision": precision}
     if launch.strategy is Strategy.SINGLE:
@@ -75,7 +75,7 @@ def session_on(
 
 
 @contextmanager
-def led(team: Team, session: Session) -> Iterator[bool]:
+def lead_team(team: Team, session: Session) -> Iterator[bool]:
     """True in the process that leads; the others have served when the block is entered with False."""
     if not team.leading:
         assert isinstance(session, SharedSession)
@@ -93,7 +93,7 @@ def config_for(team: Team, strategy: str, stage: str = "sft", batch: int = 4, **
     launch = LaunchSettings(strategy=Strategy(strategy), processes=team.size, **shard)
     preference = {"preference": hyper.pop("preference")} if "preference" in hyper else {}
     fields = {"batch_size": batch // team.size, "warmup_ratio": 0.0, "max_steps": 4, **hyper}
-    config = config_of(Stage(stage), **fields)
+    config = make_config(Stage(stage), **fields)
     return TrainerConfig.model_validate({**config.model_dump(), "launch": launch.model_dump(), **preference})
 
 
@@ -104,11 +104,11 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     return hasher.hexdigest()
 
 
-def own_weights(session: Session) -> dict[str, torch.Tensor]:
+def list_weights(session: Session) -> dict[str, torch.Tensor]:
     return {str(at): value for at, value in enumerate(session.parameters)}
 
 
-def held_bytes(session: Session) -> dict[str, int]:
+def count_bytes(session: Session) -> dict[str, int]:
     """What this process holds of weights, gradients and optimizer states."""
     tensors: dict[str, torch.Tensor] = {}
     flatten(session.engine.optimizer.state_dict(), "state", tensors)
@@ -125,18 +125,18 @@ def never() -> bool:
     return False
 
 
-def held_after_backward(team: Team, folder: Path, strategy: str, **hyper: Any) -> Result:
+def measure_after_backward(team: Team, folder: Path, strategy: str, **hyper: Any) -> Result:
     """What each process holds between a backward and a step."""
     config = config_for(team, strategy, **hyper)
     session = session_on(team, folder, config)
-    with led(team, session) as leads:
+    with lead_team(team, session) as leads:
         if leads:
-            forward = session.forward(feed_of(config, 8).step(Cursor())[0])
+            forward = session.forward(make_feed(config, 8).step(Cursor())[0])
             session.backward(forward.forward_id, measure=False)
-    return held_bytes(session)
+    return count_bytes(session)
 
 
-def unsaved(_session: Session, _progress: SavedProgress) -> None:
+def refuse_save(_session: Session, _progress: SavedProgress) -> None:
     raise AssertionError("nothing is saved here")
 
 
@@ -149,17 +149,17 @@ def whole_run(
     if scale:
         session.scaler.load_state_dict({**session.scaler.state_dict(), "scale": scale})
     progress = SavedProgress()
-    with led(team, session) as leads:
+    with lead_team(team, session) as leads:
         if leads:
-            feed = feed_of(config, rows)
-            train(session, feed, progress, total_steps=4, save=unsaved, save_steps=100, stop=never)
+            feed = make_feed(config, rows)
+            train(session, feed, progress, total_steps=4, save=refuse_save, save_steps=100, stop=never)
             session.show_served()
             weights = {name: value.clone() for name, value in session.snapshot().parts["weights"].items()}
             save_file(weights, folder / "weights.safetensors")
     return {
         "losses": progress.losses,
-        "digest": digest(own_weights(session)),
-        "held": held_bytes(session),
+        "digest": digest(list_weights(session)),
+        "held": count_bytes(session),
         "steps": session.global_step,
         "skipped": session.skipped,
     }
@@ -170,13 +170,13 @@ def verbs(team: Team, folder: Path, strategy: str, **hyper: Any) -> Result:
     config = config_for(team, strategy, **hyper)
     session = session_on(team, folder / f"files-{team.rank}", config, dropout=0.1)
     result: Result = {}
-    with led(team, session) as leads:
+    with lead_team(team, session) as leads:
         if leads:
-            result = run_verbs(session, feed_of(config, 8))
-    return {**result, "digest": digest(own_weights(session)), "written": written(folder / f"files-{team.rank}")}
+            result = run_verbs(session, make_feed(config, 8))
+    return {**result, "digest": digest(list_weights(session)), "written": list_written(folder / f"files-{team.rank}")}
 
 
-def written(folder: Path) -> list[str]:
+def list_written(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
@@ -239,7 +239,7 @@ def part_of_run(
     config = config_for(team, strategy, **hyper)
     session, progress = session_on(team, folder, config, dropout=dropout), SavedProgress()
     count, state = itertools.count(), ""
-    with led(team, session) as leads, CheckpointWriter(Path(root) / f"checkpoints-{team.rank}") as writer:
+    with lead_team(team, session) as leads, CheckpointWriter(Path(root) / f"checkpoints-{team.rank}") as writer:
         if leads:
             if resumed:
                 tensors, values = load_checkpoint(find_newest(writer.root, None).path)
@@ -253,31 +253,31 @@ def part_of_run(
                 writer.save(count_done(session), tensors, {**values, "progress": progress.as_values()})
 
             train(
-                session, feed_of(config, 12), progress, total_steps=4, save=save, save_steps=100,
+                session, make_feed(config, 12), progress, total_steps=4, save=save, save_steps=100,
                 stop=lambda: stop_after is not None and next(count) == stop_after,
             )  # fmt: skip
             state = state_digest(session)
-    return {"digest": digest(own_weights(session)), "state": state, "losses": progress.losses}
+    return {"digest": digest(list_weights(session)), "state": state, "losses": progress.losses}
 
 
-def taken_up(team: Team, folder: Path, strategy: str, root: str, **hyper: Any) -> Result:
+def take_up(team: Team, folder: Path, strategy: str, root: str, **hyper: Any) -> Result:
     """The code with which a saved state of other processes is refused, and whether its weights alone are taken."""
     config = config_for(team, strategy, **hyper)
     session = session_on(team, folder, config)
-    before, refused, weights = digest(own_weights(session)), None, None
-    with led(team, session) as leads:
+    before, refused, weights = digest(list_weights(session)), None, None
+    with lead_team(team, session) as leads:
         if leads:
             session.folder = Path(root)
             try:
                 session.load("inside")
             except TrainyardError as error:
                 refused = str(error)
-            unchanged = digest(own_weights(session)) == before
+            unchanged = digest(list_weights(session)) == before
             session.load("served", optimizer=False)
             weights = {name: value.clone() for name, value in session.snapshot().parts["weights"].items()}
             save_file(weights, folder / "weights.safetensors")
-            return {"refused": refused, "unchanged": unchanged, "digest": digest(own_weights(session))}
-    return {"digest": digest(own_weights(session))}
+            return {"refused": refused, "unchanged": unchanged, "digest": digest(list_weights(session))}
+    return {"digest": digest(list_weights(session))}
 
 
 def program(target: str, root: str) -> Result:

@@ -49,7 +49,7 @@ def case(run: str, strategy: str = ONE, processes: int | None = None, **argument
     return {"run": run, "processes": processes or PROCESSES[strategy], "given": {"strategy": strategy, **arguments}}
 
 
-def carried_out(folder: Path, cases: dict[str, dict[str, Any]]) -> dict[str, Ran]:
+def run_cases(folder: Path, cases: dict[str, dict[str, Any]]) -> dict[str, Ran]:
     """Run the cases one after another, in processes that are forked off one program."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -63,4 +63,4 @@ def carried_out(folder: Path, cases: dict[str, dict[str, Any]]) -> dict[str, Ran
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     """Carry out several cases for the price of one start."""
-    return lambda cases: carried_out(tmp_path_factory.mktemp("world"), cases)
+    return lambda cases: run_cases(tmp_path_factory.mktemp("world"), cases)

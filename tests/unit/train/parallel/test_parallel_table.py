@@ -38,7 +38,7 @@ STAGES: dict[str, dict[str, Any]] = {
 FOUR = dict.fromkeys(STRATEGIES, 4)
 
 
-def table(ask: Ask, rows: dict[str, dict[str, Any]], processes: dict[str, int], batch: int) -> dict[str, Ran]:
+def run_table(ask: Ask, rows: dict[str, dict[str, Any]], processes: dict[str, int], batch: int) -> dict[str, Ran]:
     """Each row in one process and in each strategy, at the same rows a step."""
     cases = {}
     for (name, arguments), strategy in product(rows.items(), (ONE, *processes)):
@@ -49,12 +49,12 @@ def table(ask: Ask, rows: dict[str, dict[str, Any]], processes: dict[str, int], 
 
 @pytest.fixture(scope="module")
 def cuts(ask: Ask) -> dict[str, Ran]:
-    return table(ask, CUTS, {strategy: PROCESSES[strategy] for strategy in STRATEGIES}, 4)
+    return run_table(ask, CUTS, {strategy: PROCESSES[strategy] for strategy in STRATEGIES}, 4)
 
 
 @pytest.fixture(scope="module")
 def stages(ask: Ask) -> dict[str, Ran]:
-    return table(ask, STAGES, FOUR, 8)
+    return run_table(ask, STAGES, FOUR, 8)
 
 
 @pytest.mark.parametrize(("name", "strategy"), list(product(CUTS, STRATEGIES)))

@@ -42,7 +42,7 @@ def rank_of_case(case: dict[str, Any], rank: int, folder: Path) -> None:
         raise
 
 
-def carry_out(case: dict[str, Any], folder: Path) -> None:
+def run_case(case: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True)
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=rank_of_case, args=(case, rank, folder)) for rank in range(case["processes"])]
@@ -59,7 +59,7 @@ def main(root: Path) -> None:
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     for name, case in json.load(sys.stdin).items():
-        carry_out(case, root / name)
+        run_case(case, root / name)
 
 
 if __name__ == "__main__":

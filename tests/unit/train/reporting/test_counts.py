@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.train.session.engines import config_of, feed_of, session_of
+from tests.unit.train.session.engines import make_config, make_feed, make_session
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.contracts import Batch
@@ -23,7 +23,7 @@ from trainyard.train.rows.tokens import IGNORED, TokenLedger
 from trainyard.train.session.session import Session
 
 
-def recorded(session: Session, given_batches: list[Batch]) -> Session:
+def record_batches(session: Session, given_batches: list[Batch]) -> Session:
     """The session, noting each batch that it is given."""
     forward = session.forward
 
@@ -62,13 +62,13 @@ def test_account_is_a_recount_of_the_labels_in_the_batches(
     """Below an epoch and above it, paused anywhere, packed, and with the steps of several processes."""
     size, accumulation, processes = shape
     mode = batching if stage is Stage.SFT else "padded"
-    config = config_of(
+    config = make_config(
         stage, batch_size=size, gradient_accumulation=accumulation, max_steps=steps, engine={"batching": mode}
     )
     launch = config.launch.model_copy(update={"processes": processes})
-    feed, progress, batches = feed_of(config.model_copy(update={"launch": launch}), 9), SavedProgress(), []
+    feed, progress, batches = make_feed(config.model_copy(update={"launch": launch}), 9), SavedProgress(), []
     with tempfile.TemporaryDirectory() as folder:
-        session = recorded(session_of(Path(folder), config), batches)
+        session = record_batches(make_session(Path(folder), config), batches)
         for number, stop in enumerate([*stops, None]):
             calls = itertools.count()
             snapshots: list[str] = []
@@ -85,7 +85,7 @@ def test_account_is_a_recount_of_the_labels_in_the_batches(
             )  # fmt: skip
             if ended:
                 break
-            session = recorded(session_of(Path(folder), config, seed=number), batches)
+            session = record_batches(make_session(Path(folder), config, seed=number), batches)
             session.load(f"save-{number}")
             progress = SavedProgress.from_values(json.loads(snapshots[-1]))
     assert ended
@@ -93,9 +93,9 @@ def test_account_is_a_recount_of_the_labels_in_the_batches(
 
 
 def test_below_an_epoch_less_is_trained_than_the_data_has(tmp_path: Path) -> None:
-    config = config_of(batch_size=2, max_steps=2, engine={"batching": "padded"})
-    feed, progress = feed_of(config, 20), SavedProgress()
-    session = session_of(tmp_path, config)
+    config = make_config(batch_size=2, max_steps=2, engine={"batching": "padded"})
+    feed, progress = make_feed(config, 20), SavedProgress()
+    session = make_session(tmp_path, config)
     train(session, feed, progress, total_steps=2, save=lambda *_: None, save_steps=9, stop=lambda: False)
     labels = [label for row in feed.examples for label in row["labels"] if label != IGNORED]
     assert progress.counted.rows == 4
@@ -103,10 +103,10 @@ def test_below_an_epoch_less_is_trained_than_the_data_has(tmp_path: Path) -> Non
 
 
 def test_steps_that_move_nothing_are_counted_apart(tmp_path: Path) -> None:
-    config = config_of(batch_size=2, precision="fp16", max_steps=1, engine={"batching": "padded"})
-    session = session_of(tmp_path, config, precision=Precision.FP16)
+    config = make_config(batch_size=2, precision="fp16", max_steps=1, engine={"batching": "padded"})
+    session = make_session(tmp_path, config, precision=Precision.FP16)
     session.scaler._init_scale = 2.0**30  # overflows in the first step
-    feed, progress = feed_of(config, 4), SavedProgress()
+    feed, progress = make_feed(config, 4), SavedProgress()
     train(session, feed, progress, total_steps=1, save=lambda *_: None, save_steps=9, stop=lambda: False)
     assert session.skipped == 1
     assert (progress.counted.trained, progress.counted.rows) == (0, 0)

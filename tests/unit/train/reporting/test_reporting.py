@@ -32,7 +32,7 @@ from trainyard.train.trackers import (
 CONFIG = {"stage": "sft", "hyperparameters": {"learning_rate": 1e-4}}
 
 
-def record(step: int) -> dict[str, Any]:
+def make_record(step: int) -> dict[str, Any]:
     return {
         "step": step,
         "total_steps": 100,
@@ -87,11 +87,11 @@ class Terminal(io.StringIO):
 def test_steps_go_to_the_events_file_as_they_are(tmp_path: Path) -> None:
     events = Events(tmp_path / "events.jsonl")
     with reporting(events.emit, TrackedRun(tmp_path, "project", "run"), terminal=None) as report:
-        report.on_step(record(1))
-        report.on_step(record(2))
+        report.on_step(make_record(1))
+        report.on_step(make_record(2))
     events.close()
     lines = [orjson.loads(line) for line in (tmp_path / "events.jsonl").read_bytes().splitlines()]
-    assert [{name: line[name] for name in record(1)} for line in lines] == [record(1), record(2)]
+    assert [{name: line[name] for name in make_record(1)} for line in lines] == [make_record(1), make_record(2)]
     assert {line["event"] for line in lines} == {"progress"}
 
 
@@ -107,7 +107,7 @@ def test_every_tracker_gets_every_step_in_order_and_is_closed() -> None:
     tracker, other, reports = Recorded(), Recorded(), list[dict[str, str]]()
     feed = TrackerFeed({"one": tracker, "other": other}, reports.append)
     for step in range(1, 50):
-        feed.on_step(record(step))
+        feed.on_step(make_record(step))
     feed.close()
     feed.close()
     assert [step for step, _ in tracker.logged] == list(range(1, 50))
@@ -120,7 +120,7 @@ def test_broken_tracker_is_told_once_and_counted_and_the_others_go_on() -> None:
     whole, reports = Recorded(), list[dict[str, str]]()
     feed = TrackerFeed({"broken": Broken(), "whole": whole}, reports.append)
     for step in range(1, 6):
-        feed.on_step(record(step))
+        feed.on_step(make_record(step))
     feed.close()
     assert len(whole.logged) == 5
     assert [warning["code"] for warning in reports] == ["E-TRACKER"] * 2
@@ -133,7 +133,7 @@ def test_slow_tracker_holds_nobody_up_and_what_it_missed_is_told() -> None:
     feed = TrackerFeed({"slow": hanging}, reports.append, waiting=10)
     started = time.perf_counter()
     for step in range(1, 101):
-        feed.on_step(record(step))
+        feed.on_step(make_record(step))
     assert time.perf_counter() - started < 60
     hanging.go.set()
     feed.close()
@@ -146,7 +146,7 @@ def test_tracker_that_hangs_at_the_end_does_not_keep_the_run() -> None:
     hanging, reports = Hanging(), list[dict[str, str]]()
     feed = TrackerFeed({"slow": hanging}, reports.append, close_s=0.05)
     for step in (1, 2, 3):
-        feed.on_step(record(step))
+        feed.on_step(make_record(step))
     feed.close()
     assert reports[0]["text"].startswith("The trackers did not take the last ")
     hanging.go.set()
@@ -157,13 +157,13 @@ def test_bar_only_on_a_terminal(tmp_path: Path) -> None:
     terminal, file = Terminal(), io.StringIO()
     with reporting(lambda *_, **__: None, run, terminal=terminal) as on_terminal:
         for step in (1, 50, 100):
-            on_terminal.on_step(record(step))
+            on_terminal.on_step(make_record(step))
     with reporting(lambda *_, **__: None, run, terminal=file) as in_file:
-        in_file.on_step(record(1))
+        in_file.on_step(make_record(1))
     assert any(isinstance(reporter, ProgressBar) for reporter in on_terminal.reporters)
     assert "100/100" in terminal.getvalue()
     assert file.getvalue() == ""
-    assert summary(record(4)) == "loss 0.5000  lr 1.00e-04  1,234 tokens/s"
+    assert summary(make_record(4)) == "loss 0.5000  lr 1.00e-04  1,234 tokens/s"
     assert summary({"step": 1}) == ""
     assert summary({"loss": 0.5, "eval_loss": 0.75}) == "loss 0.5000  eval loss 0.7500"
 
@@ -176,8 +176,8 @@ def test_a_step_costs_less_than_a_millisecond(tmp_path: Path) -> None:
         feed = TrackerFeed({"slow": hanging}, lambda fields: events.emit("warning", **fields), waiting=64)
         started = time.thread_time()
         for step in range(1, 1001):
-            report.on_step({**record(step), "memory_bytes": memory_bytes("cpu")})
-            feed.on_step(record(step))
+            report.on_step({**make_record(step), "memory_bytes": memory_bytes("cpu")})
+            feed.on_step(make_record(step))
         spent_s = (time.thread_time() - started) / 1000
         hanging.go.set()
         feed.close()
@@ -224,7 +224,7 @@ def test_real_tracker_keeps_a_run_and_continues_it_without_a_network(tmp_path: P
             emit, TrackedRun(tmp_path / "t", "project", "run/1", CONFIG), trackers=(name,), terminal=None
         ) as report:
             for step in range(first, first + 3):
-                report.on_step(record(step))
+                report.on_step(make_record(step))
     assert reports == []
     assert any(path.is_file() for path in (tmp_path / "t").rglob("*"))
     if name == "tensorboard":

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.rl.ppo_toy import LENGTH, WORDS, share_of_wanted, train_toy
 from benchmarks.rl.toy import FunctionScorer, Toy, toy_config, toy_critic, toy_policy, toy_tokenizer, toy_trainer
-from tests.selection import by_default
+from tests.selection import choose_by_default
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.rewards import ModelReward
 from trainyard.spec.axes.stages import PpoSettings, Stage
@@ -91,7 +91,7 @@ def test_a_distance_that_costs_nothing_is_reported_where_a_reference_is_there(tm
     assert "reported/kl" not in batch
 
 
-def losses_of(session: Session, feed: Any, progress: SavedProgress, after: int | None = None) -> bool:
+def train_losses(session: Session, feed: Any, progress: SavedProgress, after: int | None = None) -> bool:
     calls = iter(range(10_000))
     return train(
         session, feed, progress, total_steps=6, save=lambda *_: None, save_steps=100,
@@ -102,16 +102,16 @@ def losses_of(session: Session, feed: Any, progress: SavedProgress, after: int |
 def test_a_stop_inside_a_rollout_continues_to_the_same_bits(tmp_path: Path) -> None:
     straight, feed = toy().open(tmp_path / "a")
     whole = SavedProgress()
-    assert losses_of(straight, feed, whole)
+    assert train_losses(straight, feed, whole)
     stopped, first_feed = toy().open(tmp_path / "b")
     progress = SavedProgress()
-    assert not losses_of(stopped, first_feed, progress, after=5)  # in the third step of four, inside an accumulation
+    assert not train_losses(stopped, first_feed, progress, after=5)  # in the third step of four, inside an accumulation
     snapshot = stopped.snapshot()
     again, other_feed = toy().open(tmp_path / "c")
     again.restore(snapshot)
     continued = SavedProgress.from_values(progress.as_values())
     assert continued.kept["place"] == "0:0"
-    assert losses_of(again, other_feed, continued)
+    assert train_losses(again, other_feed, continued)
     assert continued.losses == whole.losses
     for actual, other in zip(again.parameters, straight.parameters, strict=True):
         assert torch.equal(actual, other)
@@ -167,7 +167,7 @@ def test_the_length_that_ends_a_completion_can_cost(tmp_path: Path) -> None:
     assert differences == pytest.approx([0.0 if end else 2.0 for end in ended], abs=1e-4)
 
 
-@pytest.mark.parametrize("advantage", by_default(["gae"], ["gae", "group", "gae_group"]))
+@pytest.mark.parametrize("advantage", choose_by_default(["gae"], ["gae", "group", "gae_group"]))
 def test_the_toy_reaches_most_of_its_best_reward(advantage: str) -> None:
     result = train_toy(0, updates=120, advantage=advantage)
     rewards, kl = result.curve("reward"), result.curve("kl")

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.rl.__main__ import BARS, SEEDS
 
 
-def measured(task: str, share: float) -> dict[str, Any]:
+def make_measured(task: str, share: float) -> dict[str, Any]:
     result: dict[str, Any] = importlib.import_module(f"benchmarks.rl.{task}").measure(0, share=share)
     return result
 
@@ -34,7 +34,7 @@ def test_every_task_has_a_bar() -> None:
 
 @pytest.mark.slow
 def test_ppo_with_a_reward_model_raises_what_the_model_never_saw() -> None:
-    result = measured("rlhf", 0.5)
+    result = make_measured("rlhf", 0.5)
     assert result["accuracy"] > 0.9
     assert result["kl_0.3_utility"] > result["sft_utility"] + 0.1
     assert result["kl_0_nats"] > result["kl_0.3_nats"] > 0
@@ -43,11 +43,11 @@ def test_ppo_with_a_reward_model_raises_what_the_model_never_saw() -> None:
 
 @pytest.mark.slow
 def test_grpo_with_a_verifier_improves_sums() -> None:
-    result = measured("grpo_addition", 0.15)
+    result = make_measured("grpo_addition", 0.15)
     assert result["sft"] <= 0.3
     assert result["grpo"] > result["sft"] + 0.15
 
 
 @pytest.mark.slow
 def test_rollouts_are_faster_than_generate() -> None:
-    assert measured("rollout_speed", 0.34)["least"] > 1.1
+    assert make_measured("rollout_speed", 0.34)["least"] > 1.1

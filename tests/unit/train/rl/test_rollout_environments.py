@@ -143,15 +143,15 @@ def test_a_trajectory_with_calls_of_a_tool_is_trained_on_what_was_sampled() -> N
     renderer = toy("qwen3")
     environment, stop = Environment(calculator, renderer), renderer.stops["<|im_end|>"]
 
-    def ids_of(text: str) -> list[int]:
+    def encode_text(text: str) -> list[int]:
         return renderer.control.ids(text, start=False)
 
     def turn(text: str) -> Generated:
-        ids = [*ids_of(text), stop]
+        ids = [*encode_text(text), stop]
         return Generated(ids, text, [-0.5] * len(ids), [-0.5] * len(ids), StopReason.END)
 
     messages = [{"role": "user", "content": "Add 1 and 2, and 3 and 4."}]
-    prompt = ids_of(renderer.text(messages, ask=True))
+    prompt = encode_text(renderer.text(messages, ask=True))
     trajectory = Trajectory({"input_ids": prompt, "messages": messages, "answer": "10", "question": "x"})
     calls = "\n".join(
         f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{sum}"}}}}\n</tool_call>'
@@ -254,14 +254,14 @@ def test_only_a_function_has_a_name_and_the_settings_have_its_place(house: Path)
     node = ResolvedNode(id="trainer", type="trainer", config=trainer, inputs={})
     settings = load_settings(environments={"house": f"{house}:step"}, home=house.parent)
 
-    def key(settings: Settings) -> list[str]:
+    def list_keys(settings: Settings) -> list[str]:
         return [dependency.digest() for dependency in dependencies(node, settings, "run") if dependency.name == "step"]
 
-    before = key(settings)
+    before = list_keys(settings)
     house.write_text(f"{FUNCTIONS}# changed")
-    assert key(settings) != before
+    assert list_keys(settings) != before
     with pytest.raises(InvalidInput, match=r"trainyard\.toml has no environment 'house'"):
-        key(load_settings(home=house.parent))
+        list_keys(load_settings(home=house.parent))
 
 
 def test_a_template_that_cannot_continue_is_refused() -> None:

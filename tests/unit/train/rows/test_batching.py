@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import OPTConfig, OPTForCausalLM
 
-from tests.unit.train.losses.stage_rows import PAD, model_of
-from tests.unit.train.session.engines import accumulate, config_of, examples_of, gradients_of, session_of
+from tests.unit.train.losses.stage_rows import PAD, make_model
+from tests.unit.train.session.engines import accumulate, copy_gradients, encode_examples, make_config, make_session
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.contracts import IGNORED, Cursor, Encoded
@@ -35,7 +35,7 @@ CUTS = st.builds(
 SFT, DPO, KTO = STAGES[Stage.SFT], STAGES[Stage.DPO], STAGES[Stage.KTO]
 
 
-def conversation_of(width: int, seed: int = 0) -> Encoded:
+def make_conversation(width: int, seed: int = 0) -> Encoded:
     """A row of random tokens, of which the second half is learned."""
     ids = torch.randint(4, 400, (width,), generator=torch.Generator().manual_seed(seed)).tolist()
     half = max(1, width // 2)
@@ -111,7 +111,7 @@ def test_a_stage_that_compares_rows_never_gets_one_alone(widths: list[int], per_
 @given(WIDTHS, CUTS)
 @settings(max_examples=60, deadline=None)
 def test_the_padding_ratio_is_that_of_the_batches(widths: list[int], cut: Cut) -> None:
-    feed = Feed([conversation_of(width) for width in widths], BatchPlan(widths, cut, SFT), SFT, PAD)
+    feed = Feed([make_conversation(width) for width in widths], BatchPlan(widths, cut, SFT), SFT, PAD)
     batches = [feed.batch(micro) for step in feed.plan.steps(0) for micro in step]
     tokens = sum(widths)
     assert feed.plan.padding_ratio() == pytest.approx(1 - tokens / sum(batch["input_ids"].numel() for batch in batches))
@@ -131,32 +131,32 @@ def test_buckets_waste_far_less_than_rows_in_their_order() -> None:
 
 
 def test_auto_suits_the_device_and_says_why() -> None:
-    config = config_of(batch_size=4, gradient_accumulation=2, max_length=64)
+    config = make_config(batch_size=4, gradient_accumulation=2, max_length=64)
     here, there = choose_cut(config, SFT, "cpu"), choose_cut(config, SFT, "cuda")
     assert (here.mode, there.mode) == ("buckets", "packed")
     assert "similar length" in here.why
     assert "CUDA" in there.why
     assert (here.rows_per_step, here.rows_per_batch, here.budget) == (8, 4, 128)
-    assert choose_cut(config_of(Stage.DPO), DPO, "cuda").mode == "buckets"
-    kto = choose_cut(config_of(Stage.KTO), KTO, "cpu")
+    assert choose_cut(make_config(Stage.DPO), DPO, "cuda").mode == "buckets"
+    kto = choose_cut(make_config(Stage.KTO), KTO, "cpu")
     assert (kto.mode, kto.why) == ("padded", "stage kto compares the rows of a batch")
 
 
 def test_what_is_asked_for_is_taken() -> None:
     for mode in ("padded", "buckets", "packed"):
-        cut = choose_cut(config_of(engine={"batching": mode, "token_budget": 300}), SFT, "cpu")
+        cut = choose_cut(make_config(engine={"batching": mode, "token_budget": 300}), SFT, "cpu")
         assert (cut.mode, cut.why, cut.budget) == (mode, "asked for", 300)
 
 
 @pytest.mark.parametrize("stage", [Stage.KTO, Stage.REWARD])
 def test_rows_that_are_scored_as_wholes_are_not_packed(stage: Stage) -> None:
     with pytest.raises(InvalidInput, match=f"E-BATCH: Rows of stage {stage} cannot be packed.*auto or buckets"):
-        choose_cut(config_of(stage, engine={"batching": "packed"}), STAGES[stage], "cpu")
+        choose_cut(make_config(stage, engine={"batching": "packed"}), STAGES[stage], "cpu")
 
 
 def test_kto_with_one_row_a_batch_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"E-BATCH: .*batch_size is 1.*at least 2"):
-        choose_cut(config_of(Stage.KTO, batch_size=1), KTO, "cpu")
+        choose_cut(make_config(Stage.KTO, batch_size=1), KTO, "cpu")
 
 
 # The cut does not move the gradient
@@ -171,16 +171,16 @@ def test_one_row_at_a_time_gives_the_gradient_of_all_at_once(stage: Stage, mode:
     budgets = [8 * 128, 8]  # everything in one micro-batch, and one row in each
     results = []
     for cut, budget in zip(cuts, budgets, strict=True):
-        config = config_of(stage, engine={"batching": mode, "token_budget": budget}, **cut)
-        spec, examples = STAGES[stage], examples_of(config, 8)
+        config = make_config(stage, engine={"batching": mode, "token_budget": budget}, **cut)
+        spec, examples = STAGES[stage], encode_examples(config, 8)
         feed = Feed(
             examples, BatchPlan(list(map(spec.width, examples)), choose_cut(config, spec, "cpu"), spec), spec, PAD
         )
         batches = feed.step(Cursor())
-        session = session_of(tmp_path, config, dropout=0.0)
+        session = make_session(tmp_path, config, dropout=0.0)
         units = sum(map(spec.units, batches))
         losses = [accumulate(session, batch, normalizer=units) for batch in batches]
-        results.append((len(batches), units, sum(losses), gradients_of(session)))
+        results.append((len(batches), units, sum(losses), copy_gradients(session)))
     (single, units, loss, gradients), (eight, same_units, other_loss, other_gradients) = results
     assert (single, eight) == (1, 8)
     assert units == same_units
@@ -194,9 +194,9 @@ def test_one_row_at_a_time_gives_the_gradient_of_all_at_once(stage: Stage, mode:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_packed_rows_have_the_logprobs_of_rows_by_themselves(attention: str) -> None:
-    model = model_of("causal")
+    model = make_model("causal")
     model.set_attn_implementation(attention)
-    examples = [conversation_of(width, seed=width) for width in (12, 3, 31, 2, 7)]
+    examples = [make_conversation(width, seed=width) for width in (12, 3, 31, 2, 7)]
     with torch.no_grad():
         packed = label_logprobs(model, pack(examples, PAD)).logprobs_N
         padded = label_logprobs(model, SFT.collate(examples, PAD)).logprobs_N
@@ -206,9 +206,9 @@ def test_packed_rows_have_the_logprobs_of_rows_by_themselves(attention: str) -> 
 
 
 def test_no_packed_row_sees_another() -> None:
-    model = model_of("causal")
-    first, second = conversation_of(9, seed=1), conversation_of(14, seed=2)
-    second_rows = [conversation_of(9, seed=seed) for seed in (3, 4)]
+    model = make_model("causal")
+    first, second = make_conversation(9, seed=1), make_conversation(14, seed=2)
+    second_rows = [make_conversation(9, seed=seed) for seed in (3, 4)]
     with torch.no_grad():
         logprobs = [
             label_logprobs(model, pack([other, second], PAD)).logprobs_N[-7:] for other in (first, *second_rows)
@@ -219,10 +219,10 @@ def test_no_packed_row_sees_another() -> None:
 def test_packed_rows_stay_apart_in_training_with_checkpointed_activations() -> None:
     gradients = []
     for checkpointed in (False, True):
-        model = model_of("causal").train()
+        model = make_model("causal").train()
         if checkpointed:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-        batch = pack([conversation_of(9, seed=1), conversation_of(14, seed=2)], PAD)
+        batch = pack([make_conversation(9, seed=1), make_conversation(14, seed=2)], PAD)
         label_logprobs(model, batch).logprobs_N.sum().backward()
         gradients.append([value.grad for value in model.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
@@ -241,9 +241,9 @@ def mixing_model() -> Any:
 
 
 def test_a_model_that_mixes_packed_rows_gets_buckets_and_the_reason() -> None:
-    config = config_of()
+    config = make_config()
     cut = choose_cut(config, SFT, "cuda")
-    assert sound_cut(cut, model_of("causal"), config) is cut
+    assert sound_cut(cut, make_model("causal"), config) is cut
     model = mixing_model().train()
     sound = sound_cut(cut, model, config)
     assert (sound.mode, sound.why) == ("buckets", "OPTForCausalLM does not keep packed rows apart")
@@ -255,16 +255,16 @@ def test_a_model_that_mixes_packed_rows_gets_buckets_and_the_reason() -> None:
 
 def test_a_base_in_half_precision_with_norms_in_float32_keeps_packed_rows_apart() -> None:
     """What method qlora loads on a GPU: the output layer takes no float32 outside of autocast."""
-    model = model_of("causal").to(torch.bfloat16)
+    model = make_model("causal").to(torch.bfloat16)
     for weight in model.parameters():
         if weight.ndim == 1:
             weight.data = weight.data.float()
-    cut = choose_cut(config_of(), SFT, "cuda")
-    assert sound_cut(cut, model, config_of()) is cut
+    cut = choose_cut(make_config(), SFT, "cuda")
+    assert sound_cut(cut, model, make_config()) is cut
 
 
 def test_packing_by_name_is_refused_for_a_model_that_mixes_rows() -> None:
-    config = config_of(engine={"batching": "packed"})
+    config = make_config(engine={"batching": "packed"})
     with pytest.raises(InvalidInput, match=r"E-BATCH: OPTForCausalLM does not keep packed rows apart.*auto or buckets"):
         sound_cut(choose_cut(config, SFT, "cpu"), mixing_model(), config)
 
@@ -282,8 +282,8 @@ def test_pack_begins_anew_at_each_row() -> None:
 
 
 def test_known_scores_of_the_reference_travel_with_their_rows() -> None:
-    config = config_of(Stage.DPO, batch_size=2)
-    examples = examples_of(config, 5)
+    config = make_config(Stage.DPO, batch_size=2)
+    examples = encode_examples(config, 5)
     plan = BatchPlan(list(map(DPO.width, examples)), choose_cut(config, DPO, "cpu"), DPO)
     scores = [{"chosen_P": float(row), "rejected_P": -float(row)} for row in range(5)]
     batch = Feed(examples, plan, DPO, PAD, scores).batch([3, 1])
@@ -292,8 +292,8 @@ def test_known_scores_of_the_reference_travel_with_their_rows() -> None:
 
 
 def test_in_order_gives_every_example_once_whatever_the_seed() -> None:
-    config = config_of(seed=1)
-    examples = examples_of(config, 7)
+    config = make_config(seed=1)
+    examples = encode_examples(config, 7)
     widths = list(map(SFT.width, examples))
     feeds = [
         Feed(examples, BatchPlan(widths, replace(choose_cut(config, SFT, "cpu"), seed=seed), SFT), SFT, PAD)

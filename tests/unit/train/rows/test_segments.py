@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.train.losses.stage_rows import PAD, model_of
-from tests.unit.train.session.engines import config_of, examples_of
+from tests.unit.train.losses.stage_rows import PAD, make_model
+from tests.unit.train.session.engines import encode_examples, make_config
 from trainyard.spec.axes.stages import PreferenceLoss, Stage, StageSettings
 from trainyard.train.contracts import IGNORED, MASK_GROUPS, SEQUENCES, Batch, Head
 from trainyard.train.losses.table import STAGES
@@ -46,7 +46,7 @@ def test_answers_without_a_prompt_share_nothing() -> None:
 
 def test_each_token_sees_its_prompt_and_its_own_answer() -> None:
     other = PromptGroup([5], [(2, [6])])
-    model: Any = model_of("causal")
+    model: Any = make_model("causal")
     seen_TT = attention_mask(collate_packed([GROUP, other], shared=True), model)[0, 0]
     # 5 6 | 7 8 9 | 7 10 11 12 || 5 6
     assert seen_TT.int().tolist() == [
@@ -69,12 +69,12 @@ def test_rows_are_filled_up_and_padding_sees_itself() -> None:
     assert batch["input_ids"].shape == (2, 9)
     assert batch["attention_mask"].sum(1).tolist() == [9, 3]
     assert batch[SEQUENCES][1].tolist() == [2] * 3 + [-1] * 6
-    assert attention_mask(batch, model_of("causal")).any(-1).all()
+    assert attention_mask(batch, make_model("causal")).any(-1).all()
     assert sequence_lengths(batch).tolist() == [5, 6, 3]
 
 
 def test_the_mask_of_eager_attention_is_added() -> None:
-    model: Any = model_of("causal")
+    model: Any = make_model("causal")
     batch = collate_packed([GROUP], shared=True)
     visible = attention_mask(batch, model)
     expected = label_logprobs(model, batch).logprobs_N
@@ -91,11 +91,11 @@ def test_the_mask_of_eager_attention_is_added() -> None:
 def batch_in(stage: StageSettings, shared: bool, packed: bool, count: int = 6) -> Batch:
     spec = STAGES[stage.type]
     assert spec.layout is not None
-    return spec.layout.collate(examples_of(config_of(stage), count), PAD, shared=shared, packed=packed)
+    return spec.layout.collate(encode_examples(make_config(stage), count), PAD, shared=shared, packed=packed)
 
 
 def loss_and_gradient(stage: StageSettings, batch: Batch, model: Any, head: Head = Head.FULL) -> tuple[float, Any]:
-    config, spec, reference = config_of(stage), STAGES[stage.type], model_of("causal", seed=1)
+    config, spec, reference = make_config(stage), STAGES[stage.type], make_model("causal", seed=1)
     with torch.no_grad():
         reference_scores = spec.score(reference, batch, head) if spec.needs_reference(config) else None
     model.zero_grad()
@@ -107,8 +107,8 @@ def loss_and_gradient(stage: StageSettings, batch: Batch, model: Any, head: Head
 @pytest.mark.parametrize("stage", LOSSES, ids=lambda stage: stage.loss.value)
 @pytest.mark.parametrize(("shared", "packed"), LAYOUTS)
 def test_a_pair_has_the_loss_and_the_gradient_of_two_rows(stage: StageSettings, shared: bool, packed: bool) -> None:
-    apart = STAGES[stage.type].collate(examples_of(config_of(stage), 6), PAD)
-    model = model_of("causal")
+    apart = STAGES[stage.type].collate(encode_examples(make_config(stage), 6), PAD)
+    model = make_model("causal")
     expected, gradient = loss_and_gradient(stage, apart, model)
     batch = batch_in(stage, shared, packed)
     loss, model_gradient = loss_and_gradient(stage, batch, model)
@@ -125,8 +125,8 @@ def test_a_pair_has_the_loss_and_the_gradient_of_two_rows(stage: StageSettings, 
 def test_kto_has_the_same_loss_with_its_mismatched_answers_behind_the_prompt(count: int) -> None:
     """Of seven rows two have a prompt that occurred before; three have none."""
     stage = Stage.KTO.settings()
-    apart = STAGES[Stage.KTO].collate(examples_of(config_of(stage), count), PAD)
-    model = model_of("causal")
+    apart = STAGES[Stage.KTO].collate(encode_examples(make_config(stage), count), PAD)
+    model = make_model("causal")
     expected, gradient = loss_and_gradient(stage, apart, model)
     batch = batch_in(stage, True, False, count)
     loss, model_gradient = loss_and_gradient(stage, batch, model)
@@ -139,7 +139,7 @@ def test_kto_has_the_same_loss_with_its_mismatched_answers_behind_the_prompt(cou
 @pytest.mark.parametrize("stage", [Stage.DPO.settings(), Stage.KTO.settings()], ids=["dpo", "kto"])
 @pytest.mark.parametrize("head", [Head.FULL, Head.CHUNKED])
 def test_recomputed_activations_and_a_chunked_head_change_nothing(stage: StageSettings, head: Head) -> None:
-    batch, model = batch_in(stage, True, False), model_of("causal").train()
+    batch, model = batch_in(stage, True, False), make_model("causal").train()
     expected, gradient = loss_and_gradient(stage, batch, model)
     model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     loss, model_gradient = loss_and_gradient(stage, batch, model, head)

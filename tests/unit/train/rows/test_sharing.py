@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
-from tests.unit.train.losses.stage_rows import PAD, model_of
-from tests.unit.train.session.engines import config_of, examples_of
+from tests.unit.train.losses.stage_rows import PAD, make_model
+from tests.unit.train.session.engines import encode_examples, make_config
 from trainyard.backends.frame import decide_precision
 from trainyard.backends.native.assembly import keep_layout
 from trainyard.backends.results import DECISIONS_FILE
@@ -27,21 +27,21 @@ from trainyard.train.rows.sharing import LEAST_GAIN, Operations, explain_unshare
 DPO, KTO = STAGES[Stage.DPO], STAGES[Stage.KTO]
 
 
-def pair_of(prompt: int, answer: int, seed: int = 0) -> Encoded:
+def make_pair(prompt: int, answer: int, seed: int = 0) -> Encoded:
     generator = torch.Generator().manual_seed(seed)
     sizes = {"prompt_ids": prompt, "chosen_ids": answer, "rejected_ids": answer}
     return {name: torch.randint(4, 60, (size,), generator=generator).tolist() for name, size in sizes.items()}
 
 
-def decided(examples: list[Encoded], shared_prompt: Any = "auto", model: Any = None, **fields: Any) -> Cut:
-    config = config_of(Stage.DPO.settings(shared_prompt=shared_prompt))
+def decide_sharing(examples: list[Encoded], shared_prompt: Any = "auto", model: Any = None, **fields: Any) -> Cut:
+    config = make_config(Stage.DPO.settings(shared_prompt=shared_prompt))
     config = config.model_copy(update=fields)
-    return share_prompts(choose_cut(config, DPO, "cpu"), config, DPO, model or model_of("causal"), examples)
+    return share_prompts(choose_cut(config, DPO, "cpu"), config, DPO, model or make_model("causal"), examples)
 
 
 @pytest.mark.parametrize(("prompt", "answer", "used"), [(60, 20, True), (30, 30, True), (2, 60, False)])
 def test_auto_counts_the_operations_of_the_rows(prompt: int, answer: int, used: bool) -> None:
-    cut = decided([pair_of(prompt, answer, seed) for seed in range(8)])
+    cut = decide_sharing([make_pair(prompt, answer, seed) for seed in range(8)])
     assert cut.shared is used
     assert "times the operations" in cut.shared_why
 
@@ -49,25 +49,28 @@ def test_auto_counts_the_operations_of_the_rows(prompt: int, answer: int, used: 
 def test_the_gain_is_the_ratio_of_the_operations() -> None:
     """With P and R tokens, a pair is 2 (P + R) positions apart and P + 2 R + 1 together."""
     prompt, answer = 60, 20
-    cost, examples = Operations.of_model(model_of("causal")), [pair_of(prompt, answer, seed) for seed in range(8)]
-    cut = choose_cut(config_of(Stage.DPO), DPO, "cpu")
+    cost, examples = Operations.of_model(make_model("causal")), [make_pair(prompt, answer, seed) for seed in range(8)]
+    cut = choose_cut(make_config(Stage.DPO), DPO, "cpu")
     apart, together = cost.of_rows(2, prompt + answer, 2 * answer), cost.of_rows(1, prompt + 2 * answer + 1, 2 * answer)
-    assert gain_of_sharing(cut, DPO, model_of("causal"), examples) == pytest.approx(apart / together)
+    assert gain_of_sharing(cut, DPO, make_model("causal"), examples) == pytest.approx(apart / together)
     assert apart / together > LEAST_GAIN
 
 
 def test_what_is_asked_for_is_taken_or_refused() -> None:
-    examples = [pair_of(2, 60, seed) for seed in range(4)]
-    assert decided(examples, True).shared
-    assert (decided(examples, False).shared, decided(examples, False).shared_why) == (False, "not asked for")
+    examples = [make_pair(2, 60, seed) for seed in range(4)]
+    assert decide_sharing(examples, True).shared
+    assert (decide_sharing(examples, False).shared, decide_sharing(examples, False).shared_why) == (
+        False,
+        "not asked for",
+    )
     with pytest.raises(InvalidInput, match=r"E-BATCH: The prompts cannot be shared: MambaForCausalLM has a state"):
-        decided(examples, True, mamba())
-    assert decided(examples, "auto", mamba()).shared_why.startswith("MambaForCausalLM has a state")
+        decide_sharing(examples, True, mamba())
+    assert decide_sharing(examples, "auto", mamba()).shared_why.startswith("MambaForCausalLM has a state")
 
 
 def test_processes_do_not_share_rows_that_have_several_sequences() -> None:
     launch = LaunchSettings(strategy=Strategy.DDP, processes=2)
-    assert "distributed" in decided([pair_of(60, 20)], launch=launch).shared_why
+    assert "distributed" in decide_sharing([make_pair(60, 20)], launch=launch).shared_why
 
 
 def mamba() -> Any:
@@ -83,14 +86,14 @@ def test_models_that_cannot_keep_answers_apart() -> None:
     mistral = MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=32)).eval()
     assert explain_unshared(mistral, 32) == ""
     assert "a window of 32 tokens, and the longest sequence has 33" in explain_unshared(mistral, 33)
-    model: Any = model_of("causal")
+    model: Any = make_model("causal")
     model.config._attn_implementation = "flash_attention_2"
     assert explain_unshared(model, 8) == "the attention kernel flash_attention_2 takes no mask of its caller"
 
 
 def test_steps_have_the_same_rows_in_every_layout() -> None:
-    config = config_of(Stage.DPO, batch_size=3)
-    examples = examples_of(config, 20)
+    config = make_config(Stage.DPO, batch_size=3)
+    examples = encode_examples(config, 20)
     cut = choose_cut(config, DPO, "cpu")
     plans = [make_plan(examples, replace(cut, shared=shared), DPO) for shared in (False, True)]
     apart, together = ([sorted(row for micro in step for row in micro) for step in plan.steps(2)] for plan in plans)
@@ -102,8 +105,8 @@ def test_steps_have_the_same_rows_in_every_layout() -> None:
 
 
 def test_packed_pairs_keep_the_budget() -> None:
-    config = config_of(Stage.DPO, engine={"batching": "packed", "token_budget": 120})
-    examples, cut = examples_of(config, 12), choose_cut(config, DPO, "cpu")
+    config = make_config(Stage.DPO, engine={"batching": "packed", "token_budget": 120})
+    examples, cut = encode_examples(config, 12), choose_cut(config, DPO, "cpu")
     for shared in (False, True):
         plan = make_plan(examples, replace(cut, shared=shared), DPO)
         feed = Feed(examples, plan, DPO, PAD)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.train.losses.stage_rows import TOKENIZER, assistant, conversations, labelled, pairs, settings, user
+from tests.unit.train.losses.stage_rows import TOKENIZER, assistant, conversations, make_labelled, pairs, settings, user
 from trainyard.data.rows import LabelledRow, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
@@ -18,7 +18,7 @@ ROWS: dict[Stage, list[Any]] = {
     Stage.SFT: [*conversations(4), SftRow([user("a?"), assistant(LONG)])],
     Stage.DPO: [*pairs(4), PreferenceRow([user("a?")], [assistant(LONG)], [assistant("no")])],
     Stage.REWARD: [*pairs(4), PreferenceRow([user("a?")], [assistant("no")], [assistant(LONG)])],
-    Stage.KTO: [*labelled(4), LabelledRow([user("a?")], [assistant(LONG)], label=True)],
+    Stage.KTO: [*make_labelled(4), LabelledRow([user("a?")], [assistant(LONG)], label=True)],
 }
 LIMIT = 50
 

@@ -32,13 +32,13 @@ def with_template(template: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def learned(example: dict[str, list[int]]) -> str:
+def decode_learned(example: dict[str, list[int]]) -> str:
     return TOKENIZER.decode([label for label in example["labels"] if label != IGNORED])
 
 
 def test_only_the_answer_and_its_end_are_learned() -> None:
     examples, ledger = encode_sft([SftRow([user("What is a node?"), assistant("A step.")])], TOKENIZER, 512)
-    assert learned(examples[0]) == "A step.<|im_end|>"
+    assert decode_learned(examples[0]) == "A step.<|im_end|>"
     prompt = Renderer(TOKENIZER).text([{"role": "user", "content": "What is a node?"}], None, ask=True)
     served = TOKENIZER(prompt, add_special_tokens=False)["input_ids"]
     assert examples[0]["input_ids"][: len(served)] == served
@@ -55,7 +55,7 @@ def test_only_the_answer_and_its_end_are_learned() -> None:
 def test_every_turn_of_the_assistant_is_learned() -> None:
     row = SftRow([Message("system", "Be brief."), user("a?"), assistant("one"), user("b?"), assistant("two")])
     examples, _ = encode_sft([row], TOKENIZER, 512)
-    assert learned(examples[0]) == "one<|im_end|>two<|im_end|>"
+    assert decode_learned(examples[0]) == "one<|im_end|>two<|im_end|>"
     assert TOKENIZER.decode(examples[0]["input_ids"]).endswith("two<|im_end|>")
 
 
@@ -65,7 +65,7 @@ def test_a_turn_with_weight_0_is_shown_and_not_learned() -> None:
     loud = SftRow([user("a?"), assistant("one"), user("b?"), assistant("two")])
     (example,), ledger = encode_sft([row], TOKENIZER, 512)
     (whole,), everything = encode_sft([loud], TOKENIZER, 512)
-    assert learned(example) == "two<|im_end|>"
+    assert decode_learned(example) == "two<|im_end|>"
     assert example["input_ids"] == whole["input_ids"]
     assert everything.trained - ledger.trained == len(TOKENIZER("one<|im_end|>")["input_ids"])
     assert ledger.balanced
@@ -81,7 +81,7 @@ def test_reasoning_and_names_reach_the_template_or_are_counted() -> None:
     thoughtful = Message("assistant", "one", more='{"reasoning_content":"since b"}')
     row = SftRow([Message("user", "a?", more='{"name":"Ada"}'), thoughtful])
     (example,), ledger = encode_sft([row], with_template(template), 512)
-    assert "<think>since b</think>one" in learned(example)
+    assert "<think>since b</think>one" in decode_learned(example)
     assert "user Ada: a?" in TOKENIZER.decode(example["input_ids"])
     assert not any(name.startswith("hidden") for name in ledger.rows)
     _, ledger = encode_sft([row], TOKENIZER, 512)
@@ -97,7 +97,7 @@ def test_template_that_rewrites_earlier_turns_shows_them_without_learning() -> N
     )
     row = SftRow([user("a?"), assistant("one"), user("b?"), assistant("two")])
     examples, ledger = encode_sft([row], tokenizer, 512)
-    assert learned(examples[0]) == "two<|im_end|>"
+    assert decode_learned(examples[0]) == "two<|im_end|>"
     assert "(dropped)" in tokenizer.decode(examples[0]["input_ids"])
     assert ledger.balanced
 
@@ -201,10 +201,10 @@ def test_row_that_the_template_refuses_is_counted() -> None:
 
 def test_model_without_a_template_learns_to_stop_all_the_same() -> None:
     (example,), _ = encode_sft([SftRow([user("a?"), assistant("b")])], with_template(PLAIN_TEMPLATE), 64)
-    assert learned(example) == " b<|im_end|>"
+    assert decode_learned(example) == " b<|im_end|>"
     endless = with_template("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     (example,), _ = encode_sft([SftRow([user("a?"), assistant("b")])], endless, 64)
-    assert learned(example).endswith("b<|im_end|>")
+    assert decode_learned(example).endswith("b<|im_end|>")
 
 
 def test_tool_calls_and_tools_reach_the_template() -> None:
@@ -215,5 +215,5 @@ def test_tool_calls_and_tools_reach_the_template() -> None:
     )
     row = SftRow([user("add"), Message("assistant", "", '[{"name": "plus"}]')], tools='[{"name": "calculator"}]')
     (example,), _ = encode_sft([row], tokenizer, 64)
-    assert learned(example) == "plus<|im_end|>"
+    assert decode_learned(example) == "plus<|im_end|>"
     assert tokenizer.decode(example["input_ids"]).startswith("calculator")

@@ -18,7 +18,7 @@ CALL = '[{"id": "call00001", "type": "function", "function": {"name": "weigh", "
 FREE_TEXT = '[{"id": "call00001", "type": "function", "function": {"name": "weigh", "arguments": "no JSON"}}]'
 
 
-def row(call: str) -> SftRow:
+def make_row(call: str) -> SftRow:
     messages = [
         Message("user", "How heavy is it?"),
         Message("assistant", "", tool_calls=call),
@@ -31,7 +31,7 @@ def row(call: str) -> SftRow:
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "qwen3.5", "llama3.1", "mistral", "gpt-oss"])
 def test_a_prompt_has_tools_calls_and_results(name: str) -> None:
     tokenizer = toy_tokenizer(choose_template(name).text, RENDERERS[name])
-    (example,), ledger = encode_prompts([row(CALL)], tokenizer, 4000)
+    (example,), ledger = encode_prompts([make_row(CALL)], tokenizer, 4000)
     prompt = tokenizer.decode(example["input_ids"])
     assert all(text in prompt for text in ("Find a weight.", "quince", "Eighty."))
     assert (example["answer"], "80 gram." in prompt) == ("80 gram.", False)
@@ -41,6 +41,6 @@ def test_a_prompt_has_tools_calls_and_results(name: str) -> None:
 
 def test_a_refused_prompt_is_counted() -> None:
     tokenizer = toy_tokenizer(choose_template("qwen3.5").text, RENDERERS["qwen3.5"])
-    examples, ledger = encode_prompts([row(FREE_TEXT), row(CALL)], tokenizer, 4000)
+    examples, ledger = encode_prompts([make_row(FREE_TEXT), make_row(CALL)], tokenizer, 4000)
     assert len(examples) == 1
     assert ledger.rows["dropped_template"] == 1

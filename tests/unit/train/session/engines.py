@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, conversations, labelled, model_of, pairs
+from tests.unit.train.losses.stage_rows import PAD, TOKENIZER, conversations, make_labelled, make_model, pairs
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import Stage, StageSettings
 from trainyard.spec.training import TrainerConfig, resolve_trainer
@@ -25,13 +25,13 @@ from trainyard.train.session.session import Session, TrainState
 ROWS: dict[Stage, Any] = {
     Stage.SFT: conversations,
     Stage.DPO: pairs,
-    Stage.KTO: labelled,
+    Stage.KTO: make_labelled,
     Stage.REWARD: pairs,
     Stage.DISTILL: conversations,
 }
 
 
-def config_of(
+def make_config(
     stage: Stage | StageSettings = Stage.SFT, *, engine: dict[str, Any] | None = None, **hyperparameters: Any
 ) -> TrainerConfig:
     """Full training of a stage for six steps at 1e-3, resolved."""
@@ -40,16 +40,16 @@ def config_of(
     return resolve_trainer(TrainerConfig.model_validate(fields), "model")
 
 
-def examples_of(config: TrainerConfig, count: int = 8) -> list[Encoded]:
+def encode_examples(config: TrainerConfig, count: int = 8) -> list[Encoded]:
     stage = STAGES[config.stage.type]
     return stage.encode(ROWS[config.stage.type](count), TOKENIZER, config)[0]
 
 
-def batch_of(stage: Stage = Stage.SFT, count: int = 4) -> Batch:
-    return STAGES[stage].collate(examples_of(config_of(stage), count), PAD)
+def make_batch(stage: Stage = Stage.SFT, count: int = 4) -> Batch:
+    return STAGES[stage].collate(encode_examples(make_config(stage), count), PAD)
 
 
-def session_of(
+def make_session(
     folder: Path,
     config: TrainerConfig | None = None,
     *,
@@ -59,36 +59,36 @@ def session_of(
     seed: int = 0,
 ) -> Session:
     """A session whose weights and generators are the same for the same arguments."""
-    config = config or config_of()
+    config = config or make_config()
     stage = STAGES[config.stage.type]
-    model = model_of(stage.head, seed)
+    model = make_model(stage.head, seed)
     for module in model.modules():
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = dropout
     optimizer = make_optimizer(plain_groups(model, config), config)
     rate = LearningRate(optimizer, config, total_steps)
-    reference = frozen(model) if stage.needs_reference(config) else None
+    reference = freeze_model(model) if stage.needs_reference(config) else None
     engine = TrainState(model, reference, stage, config, optimizer, rate, TOKENIZER, precision=precision)
     torch.manual_seed(seed)
     return Session(engine, folder)
 
 
-def frozen(model: Any) -> Any:
+def freeze_model(model: Any) -> Any:
     """The model as it is now, as `Policy.reference` gives it."""
     frozen_model = copy.deepcopy(model).requires_grad_(False).eval()
 
     @contextmanager
-    def opened() -> Iterator[Any]:
+    def open_model() -> Iterator[Any]:
         yield frozen_model
 
     def reference() -> AbstractContextManager[Any]:
-        return opened()
+        return open_model()
 
     return reference
 
 
-def feed_of(config: TrainerConfig, count: int = 8) -> Feed:
-    stage, examples = STAGES[config.stage.type], examples_of(config, count)
+def make_feed(config: TrainerConfig, count: int = 8) -> Feed:
+    stage, examples = STAGES[config.stage.type], encode_examples(config, count)
     plan = BatchPlan([stage.width(example) for example in examples], choose_cut(config, stage, "cpu"), stage)
     return Feed(examples, plan, stage, PAD)
 
@@ -108,11 +108,11 @@ def train_step(session: Session, batches: Sequence[Batch]) -> list[float]:
     return losses
 
 
-def weights_of(session: Session) -> list[torch.Tensor]:
+def copy_weights(session: Session) -> list[torch.Tensor]:
     return [value.detach().clone() for value in session.parameters]
 
 
-def gradients_of(session: Session) -> list[torch.Tensor]:
+def copy_gradients(session: Session) -> list[torch.Tensor]:
     return [value.grad.clone() for value in session.parameters if value.grad is not None]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import deterministic
 
-from tests.unit.train.session.engines import batch_of, same, session_of, train_step, weights_of
+from tests.unit.train.session.engines import copy_weights, make_batch, make_session, same, train_step
 from trainyard.train.session.determinism import find_refusal, prefer_deterministic, strict_kernels
 
 
@@ -60,10 +60,10 @@ def test_another_error_of_a_step_is_not_taken_for_a_refusal() -> None:
 def test_a_strict_session_gives_the_same_bits(tmp_path: Path) -> None:
     results = []
     for strict in (True, False):
-        session = session_of(tmp_path / str(strict))  # seeds the generators
+        session = make_session(tmp_path / str(strict))  # seeds the generators
         session.engine.strict = strict
-        losses = [train_step(session, [batch_of()]) for _ in range(2)]
-        results.append((losses, weights_of(session)))
+        losses = [train_step(session, [make_batch()]) for _ in range(2)]
+        results.append((losses, copy_weights(session)))
     assert results[0][0] == results[1][0]
     assert same(results[0][1], results[1][1])
 
@@ -73,7 +73,7 @@ def test_new_memory_is_not_filled_first_and_the_bits_are_the_same(tmp_path: Path
     results = []
     for fills in (False, True):
         deterministic.fill_uninitialized_memory = fills
-        session = session_of(tmp_path / str(fills))
-        train_step(session, [batch_of()])
-        results.append(weights_of(session))
+        session = make_session(tmp_path / str(fills))
+        train_step(session, [make_batch()])
+        results.append(copy_weights(session))
     assert same(*results)

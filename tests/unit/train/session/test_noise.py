@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers.integrations.neftune import neftune_post_forward_hook
 
-from tests.unit.train.losses.stage_rows import model_of
-from tests.unit.train.session.engines import batch_of, config_of, session_of, train_step, weights_of
+from tests.unit.train.losses.stage_rows import make_model
+from tests.unit.train.session.engines import copy_weights, make_batch, make_config, make_session, train_step
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.contracts import Encoded
 from trainyard.train.model.head import label_logprobs
@@ -23,12 +23,12 @@ ALPHA, WIDTH = 5.0, 32
 
 
 def noisy(folder: Path, alpha: float | None = ALPHA) -> Session:
-    return session_of(folder, config_of(Stage.SFT.settings(neftune_alpha=alpha)), dropout=0.0)
+    return make_session(folder, make_config(Stage.SFT.settings(neftune_alpha=alpha)), dropout=0.0)
 
 
-def embedded(**inputs: torch.Tensor) -> torch.Tensor:
+def measure_noise(**inputs: torch.Tensor) -> torch.Tensor:
     """The noise on the embeddings of a training pass: (B, T, D)."""
-    model = model_of("causal")
+    model = make_model("causal")
     EmbeddingNoise(model, ALPHA)
     seen: list[torch.Tensor] = []
     model.get_input_embeddings().register_forward_hook(lambda _module, _args, output: seen.append(output))
@@ -39,7 +39,7 @@ def embedded(**inputs: torch.Tensor) -> torch.Tensor:
 def test_padding_counts_for_nothing() -> None:
     ids_BT, mask_BT = torch.full((2, 16), 7), torch.ones(2, 16, dtype=torch.long)
     mask_BT[1, 4:] = 0
-    long_TD, short_TD = embedded(input_ids=ids_BT, attention_mask=mask_BT).abs()
+    long_TD, short_TD = measure_noise(input_ids=ids_BT, attention_mask=mask_BT).abs()
     for noise_TD, length in ((long_TD, 16), (short_TD, 4)):
         most = ALPHA / math.sqrt(length * WIDTH)
         assert 0.9 * most < float(noise_TD.max()) <= most * 1.0001
@@ -47,7 +47,7 @@ def test_padding_counts_for_nothing() -> None:
 
 def test_a_packed_row_has_the_noise_of_its_own_length() -> None:
     positions_BT = torch.tensor([[*range(4), *range(16)]])
-    noise_TD = embedded(input_ids=torch.full((1, 20), 7), position_ids=positions_BT)[0].abs()
+    noise_TD = measure_noise(input_ids=torch.full((1, 20), 7), position_ids=positions_BT)[0].abs()
     assert float(noise_TD[:4].max()) > ALPHA / math.sqrt(16 * WIDTH) * 1.5
     assert float(noise_TD[4:].max()) <= ALPHA / math.sqrt(16 * WIDTH) * 1.0001
 
@@ -59,7 +59,7 @@ def test_rows_without_a_mask_have_the_noise_that_they_have_with_one(packed: bool
     real_BT = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
     seen: list[torch.Tensor] = []
     for kernel in ("sdpa", KERNEL):
-        model = model_of("causal").train()
+        model = make_model("causal").train()
         EmbeddingNoise(model, ALPHA)
         model.get_input_embeddings().register_forward_hook(lambda _module, _args, output: seen.append(output.detach()))
         set_kernel(model, kernel)
@@ -71,38 +71,40 @@ def test_rows_without_a_mask_have_the_noise_that_they_have_with_one(packed: bool
 def test_it_is_the_noise_of_transformers_where_rows_have_no_padding() -> None:
     ids_BT = torch.full((2, 16), 7)
     torch.manual_seed(3)
-    mine_BTD = embedded(input_ids=ids_BT)
-    model = model_of("causal").train()
+    mine_BTD = measure_noise(input_ids=ids_BT)
+    model = make_model("causal").train()
     layer = model.get_input_embeddings()
     layer.neftune_noise_alpha = ALPHA
     torch.manual_seed(0)
-    model_of("causal")  # draws what building a model draws
+    make_model("causal")  # draws what building a model draws
     plain_BTD = layer(ids_BT)
     theirs_BTD = neftune_post_forward_hook(layer, (ids_BT,), plain_BTD.clone()) - plain_BTD
     torch.testing.assert_close(mine_BTD, theirs_BTD.detach(), atol=1e-6, rtol=1e-5)
 
 
 def test_training_has_noise_and_evaluation_none(tmp_path: Path) -> None:
-    session, plain, batch = noisy(tmp_path / "a"), noisy(tmp_path / "b", None), batch_of()
+    session, plain, batch = noisy(tmp_path / "a"), noisy(tmp_path / "b", None), make_batch()
     assert float(session.forward(batch).loss) != float(plain.forward(batch).loss)
     assert session.evaluate(batch).sums == plain.evaluate(batch).sums
 
 
 def test_a_restored_session_draws_the_same_noise(tmp_path: Path) -> None:
-    first, batches = noisy(tmp_path / "a"), [batch_of()]
+    first, batches = noisy(tmp_path / "a"), [make_batch()]
     train_step(first, batches)
     first.save("here")
     expected = train_step(first, batches)
     again = noisy(tmp_path / "a")
     again.load("here")
     assert train_step(again, batches) == expected
-    assert all(torch.equal(weight, other) for weight, other in zip(weights_of(first), weights_of(again), strict=True))
+    assert all(
+        torch.equal(weight, other) for weight, other in zip(copy_weights(first), copy_weights(again), strict=True)
+    )
 
 
 def test_without_it_no_random_number_is_drawn(tmp_path: Path) -> None:
     session = noisy(tmp_path, None)
     before = session.generators.states.torch
-    session.forward(batch_of())
+    session.forward(make_batch())
     assert torch.equal(before, session.generators.states.torch)
 
 

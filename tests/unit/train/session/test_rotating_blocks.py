@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.train.session.engines import batch_of, config_of, same, session_of, train_step, weights_of
+from tests.unit.train.session.engines import copy_weights, make_batch, make_config, make_session, same, train_step
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.methods.freeze import RandomBlocks
+from trainyard.train.methods.full import RandomBlocks
 from trainyard.train.session.session import Session
 
 INTERVAL = 2
@@ -18,13 +18,13 @@ INTERVAL = 2
 
 def rotating(folder: Path, **hyperparameters: Any) -> tuple[Session, RandomBlocks]:
     """A session on two blocks, one of which is trained at a time."""
-    session = session_of(folder, config_of(**hyperparameters))
+    session = make_session(folder, make_config(**hyperparameters))
     blocks = RandomBlocks(session.engine.model.model.layers, 1, INTERVAL, seed=4)
     session.engine.rotation = blocks
     return session, blocks
 
 
-def block_of(session: Session, index: int) -> list[torch.Tensor]:
+def copy_block(session: Session, index: int) -> list[torch.Tensor]:
     return [value.detach().clone() for value in session.engine.model.model.layers[index].parameters()]
 
 
@@ -32,10 +32,10 @@ def test_only_the_drawn_blocks_and_what_is_no_block_moves(tmp_path: Path) -> Non
     session, blocks = rotating(tmp_path, warmup_ratio=0.0)
     for step in range(6):
         (block,) = blocks.sample_blocks(step)
-        before = [block_of(session, index) for index in range(2)]
+        before = [copy_block(session, index) for index in range(2)]
         embeddings = session.engine.model.get_input_embeddings().weight.detach().clone()
-        train_step(session, [batch_of(), batch_of()])
-        assert [same(before[index], block_of(session, index)) for index in range(2)] == [block != 0, block != 1]
+        train_step(session, [make_batch(), make_batch()])
+        assert [same(before[index], copy_block(session, index)) for index in range(2)] == [block != 0, block != 1]
         assert not torch.equal(embeddings, session.engine.model.get_input_embeddings().weight)
     assert {blocks.sample_blocks(step) for step in range(6)} == {frozenset({0}), frozenset({1})}
 
@@ -53,7 +53,7 @@ def test_a_choice_lasts_for_its_interval_and_follows_from_seed_and_step() -> Non
 def test_states_of_a_block_that_goes_out_are_dropped(tmp_path: Path) -> None:
     session, blocks = rotating(tmp_path)
     for step in range(6):
-        train_step(session, [batch_of()])
+        train_step(session, [make_batch()])
         layers, (block_index,) = session.engine.model.model.layers, blocks.sample_blocks(step)
         with_state = [
             index for index in range(2) if any(p in session.engine.optimizer.state for p in layers[index].parameters())
@@ -72,26 +72,26 @@ def test_a_restored_session_goes_on_to_the_same_bits(after: int, tmp_path: Path)
     losses = []
     for step in range(6):
         if step == after:
-            first = session.forward(batch_of())  # inside an accumulation
+            first = session.forward(make_batch())  # inside an accumulation
             session.backward(first.forward_id)
             session.save("here")
-            forward = session.forward(batch_of())
+            forward = session.forward(make_batch())
             session.backward(forward.forward_id)
             session.step()
             session.zero_grad()
             losses.append([float(forward.loss)])
         else:
-            losses.append(train_step(session, [batch_of(), batch_of()]))
+            losses.append(train_step(session, [make_batch(), make_batch()]))
     again, _ = rotating(tmp_path)
     again.load("here")
-    forward = again.forward(batch_of())
+    forward = again.forward(make_batch())
     again.backward(forward.forward_id)
     again.step()
     again.zero_grad()
     assert [float(forward.loss)] == losses[after]
     for step in range(after + 1, 6):
-        assert train_step(again, [batch_of(), batch_of()]) == losses[step]
-    assert same(weights_of(again), weights_of(session))
+        assert train_step(again, [make_batch(), make_batch()]) == losses[step]
+    assert same(copy_weights(again), copy_weights(session))
 
 
 def test_an_interval_is_not_written_where_there_is_none() -> None:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.unit.train.session.engines import batch_of, config_of, session_of
+from tests.unit.train.session.engines import make_batch, make_config, make_session
 from trainyard.errors import TrainyardError
 from trainyard.train.contracts import Sampling
 from trainyard.train.session.session import Session
@@ -37,7 +37,7 @@ class Verbs(RuleBasedStateMachine):
     @initialize(accumulate=st.booleans())
     def begin(self, accumulate: bool) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        config = config_of(gradient_accumulation=2 if accumulate else 1)
+        config = make_config(gradient_accumulation=2 if accumulate else 1)
         self.session = self.opened("one", config)
         self.twin = self.opened("twin", config)
         self.pending: str | None = None
@@ -48,7 +48,7 @@ class Verbs(RuleBasedStateMachine):
 
     def opened(self, name: str, config: Any) -> Session:
         torch.manual_seed(7)
-        session = session_of(Path(self.folder.name) / name, config)
+        session = make_session(Path(self.folder.name) / name, config)
         self.random = {**getattr(self, "random", {}), name: torch.get_rng_state()}
         return session
 
@@ -60,7 +60,7 @@ class Verbs(RuleBasedStateMachine):
         finally:
             self.random[name] = torch.get_rng_state()
 
-    def both(self, call: Callable[[Session], Any]) -> Any:
+    def call_both(self, call: Callable[[Session], Any]) -> Any:
         self.on("twin", call)
         return self.on("one", call)
 
@@ -68,7 +68,7 @@ class Verbs(RuleBasedStateMachine):
     def forward(self) -> None:
         if self.pending:
             self.spent.append(self.pending)
-        self.pending = self.both(lambda session: session.forward(batch_of())).forward_id
+        self.pending = self.call_both(lambda session: session.forward(make_batch())).forward_id
 
     @rule()
     def backward(self) -> None:
@@ -77,7 +77,7 @@ class Verbs(RuleBasedStateMachine):
         if expected:
             assert refusal(lambda: self.on("one", lambda session: session.backward(forward_id))) == expected
             return
-        assert self.both(lambda session: session.backward(forward_id)).accumulated == self.accumulated + 1
+        assert self.call_both(lambda session: session.backward(forward_id)).accumulated == self.accumulated + 1
         self.accumulated += 1
         self.spent.append(forward_id)
         self.pending = None
@@ -93,7 +93,7 @@ class Verbs(RuleBasedStateMachine):
         if not self.accumulated:
             assert refusal(lambda: self.on("one", lambda session: session.step())) == "E-STEP"
             return
-        assert self.both(lambda session: session.step()).global_step == self.steps + 1
+        assert self.call_both(lambda session: session.step()).global_step == self.steps + 1
         self.accumulated, self.stale, self.steps = 0, True, self.steps + 1
 
     @precondition(lambda self: self.accumulated)
@@ -107,7 +107,7 @@ class Verbs(RuleBasedStateMachine):
 
     @rule()
     def zero_grad(self) -> None:
-        self.both(lambda session: session.zero_grad())
+        self.call_both(lambda session: session.zero_grad())
         if self.pending:
             self.spent.append(self.pending)
         self.pending, self.accumulated, self.stale = None, 0, False
@@ -126,7 +126,7 @@ class Verbs(RuleBasedStateMachine):
         if name in self.saved:
             assert refusal(lambda: self.on("one", lambda session: session.save(name))) == "E-FILE-EXISTS"
             return
-        self.both(lambda session: session.save(name))
+        self.call_both(lambda session: session.save(name))
         self.saved[name] = (self.accumulated, self.stale, self.steps)
 
     @rule(name=st.sampled_from(["a", "b"]))
@@ -134,7 +134,7 @@ class Verbs(RuleBasedStateMachine):
         if name not in self.saved:
             assert refusal(lambda: self.on("one", lambda session: session.load(name))) == "E-NOT-FOUND"
             return
-        self.both(lambda session: session.load(name))
+        self.call_both(lambda session: session.load(name))
         if self.pending:
             self.spent.append(self.pending)
         self.pending = None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.backends.session_host import record_of
+from tests.unit.backends.session_host import make_record
 from tests.unit.backends.session_in_process import open_here
 from trainyard.backends.sessions.records import write_record
 from trainyard.settings import load_settings
@@ -22,7 +22,7 @@ ROWS = [[7 + start + step for step in range(length)] for start, length in ((0, 1
 
 @pytest.fixture
 def session(home: Path, tiny_model: Path) -> Session:
-    record = record_of(tiny_model, method={"type": "lora", "rank": 8, "dropout": 0.0})
+    record = make_record(tiny_model, method={"type": "lora", "rank": 8, "dropout": 0.0})
     write_record(load_settings(home=home, threads=1), record)
     return open_here(home, record.id, home / "work")
 

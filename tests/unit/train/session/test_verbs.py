@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from tests.unit.train.losses.stage_rows import PAD, TOKENIZER
 from tests.unit.train.session.engines import (
     accumulate,
-    batch_of,
-    config_of,
-    examples_of,
-    gradients_of,
+    copy_gradients,
+    copy_weights,
+    encode_examples,
+    make_batch,
+    make_config,
+    make_session,
     same,
-    session_of,
     train_step,
-    weights_of,
 )
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
 from trainyard.spec.axes.optimizers import Optimizer
@@ -35,14 +35,14 @@ from trainyard.train.session.session import Session
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    return session_of(tmp_path)
+    return make_session(tmp_path)
 
 
 # Forward and backward
 
 
 def test_forward_gives_the_mean_over_its_units_and_backward_the_gradient_of_it(tmp_path: Path) -> None:
-    session, batch = session_of(tmp_path, dropout=0.0), batch_of()
+    session, batch = make_session(tmp_path, dropout=0.0), make_batch()
     model = session.engine.model
     expected = model(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"]
@@ -53,7 +53,7 @@ def test_forward_gives_the_mean_over_its_units_and_backward_the_gradient_of_it(t
     assert not forward.loss.requires_grad
     assert forward.units == int((batch["labels"][:, 1:] != IGNORED).sum())
     backward = session.backward(forward.forward_id)
-    for actual, gradient in zip(gradients_of(session), expected_gradients, strict=True):
+    for actual, gradient in zip(copy_gradients(session), expected_gradients, strict=True):
         torch.testing.assert_close(actual, gradient, atol=1e-6, rtol=1e-5)
     norm = float(
         torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in expected_gradients]))
@@ -63,25 +63,25 @@ def test_forward_gives_the_mean_over_its_units_and_backward_the_gradient_of_it(t
 
 
 def test_a_norm_is_measured_only_when_it_is_asked_for(session: Session) -> None:
-    backward = session.backward(session.forward(batch_of()).forward_id, measure=False)
+    backward = session.backward(session.forward(make_batch()).forward_id, measure=False)
     assert (backward.grad_norm, backward.overflow) == (None, None)
 
 
 def test_gradients_accumulate_and_scale(tmp_path: Path) -> None:
-    batch, (once, twice) = batch_of(), (session_of(tmp_path, dropout=0.0) for _ in range(2))
+    batch, (once, twice) = make_batch(), (make_session(tmp_path, dropout=0.0) for _ in range(2))
     once.backward(once.forward(batch).forward_id)
     for _ in range(2):
         last = twice.backward(twice.forward(batch).forward_id, scale=0.5)
     assert last.accumulated == 2
-    assert same(gradients_of(once), gradients_of(twice))
+    assert same(copy_gradients(once), copy_gradients(twice))
 
 
 def test_a_graph_is_good_for_one_backward(session: Session) -> None:
-    used = session.forward(batch_of())
+    used = session.forward(make_batch())
     session.backward(used.forward_id)
     with pytest.raises(Conflict, match=r"E-STEP: The graph of 'forward-1' is not there any more\..*one backward"):
         session.backward(used.forward_id)
-    replaced, last = session.forward(batch_of()), session.forward(batch_of())
+    replaced, last = session.forward(make_batch()), session.forward(make_batch())
     with pytest.raises(Conflict, match="E-STEP"):
         session.backward(replaced.forward_id)
     assert session.backward(last.forward_id).accumulated == 2
@@ -90,8 +90,8 @@ def test_a_graph_is_good_for_one_backward(session: Session) -> None:
 
 
 def test_a_batch_without_targets_is_refused_and_the_pending_graph_stays(session: Session) -> None:
-    pending = session.forward(batch_of())
-    batch = batch_of()
+    pending = session.forward(make_batch())
+    batch = make_batch()
     batch["labels"] = torch.full_like(batch["labels"], IGNORED)
     with pytest.raises(InvalidInput, match="E-DATA-EMPTY: The batch has nothing to learn"):
         session.forward(batch)
@@ -100,7 +100,7 @@ def test_a_batch_without_targets_is_refused_and_the_pending_graph_stays(session:
 
 @pytest.mark.parametrize("stage", [Stage.DPO, Stage.KTO, Stage.REWARD])
 def test_every_kind_of_stage_goes_through_the_same_verbs(stage: Stage, tmp_path: Path) -> None:
-    session, batch = session_of(tmp_path, config_of(stage, warmup_ratio=0.0), dropout=0.0), batch_of(stage)
+    session, batch = make_session(tmp_path, make_config(stage, warmup_ratio=0.0), dropout=0.0), make_batch(stage)
     first = session.forward(batch)
     session.backward(first.forward_id)
     assert session.step().grad_norm > 0
@@ -111,7 +111,7 @@ def test_every_kind_of_stage_goes_through_the_same_verbs(stage: Stage, tmp_path:
 
 
 def test_the_reference_draws_no_random_number_and_gets_no_gradient(tmp_path: Path) -> None:
-    session, batch = session_of(tmp_path, config_of(Stage.DPO)), batch_of(Stage.DPO)
+    session, batch = make_session(tmp_path, make_config(Stage.DPO)), make_batch(Stage.DPO)
     scores = session.reference_scores(batch)
     assert not any(value.requires_grad for value in scores.values())
     before = session.generators.states
@@ -127,7 +127,7 @@ def test_the_reference_draws_no_random_number_and_gets_no_gradient(tmp_path: Pat
 
 
 def test_outputs_go_by_file_and_are_those_of_the_pass(session: Session) -> None:
-    batch = batch_of()
+    batch = make_batch()
     reply = session.forward(batch, outputs=("logits", "hidden_states"))
     outputs = {name: load_file(entry["file"])[name] for name, entry in reply.outputs.items()}
     for name, entry in reply.outputs.items():
@@ -141,12 +141,12 @@ def test_outputs_go_by_file_and_are_those_of_the_pass(session: Session) -> None:
 
 
 def test_asking_for_outputs_changes_nothing_else(tmp_path: Path) -> None:
-    batch, results = batch_of(), []
+    batch, results = make_batch(), []
     for outputs in ((), ("logits",)):
-        session = session_of(tmp_path)
+        session = make_session(tmp_path)
         reply = session.forward(batch, outputs=outputs, inline=True)
         session.backward(reply.forward_id)
-        results.append([reply.loss, *gradients_of(session), session.forward(batch).loss])
+        results.append([reply.loss, *copy_gradients(session), session.forward(batch).loss])
     assert same(*results)
     shape = [*batch["input_ids"].shape, session.engine.model.config.vocab_size]
     assert reply.outputs["logits"]["shape"] == shape
@@ -154,11 +154,11 @@ def test_asking_for_outputs_changes_nothing_else(tmp_path: Path) -> None:
 
 
 def test_outputs_that_cannot_be_given_are_refused_before_anything_happens(session: Session) -> None:
-    pending, before = session.forward(batch_of()), session.generators.states.torch
+    pending, before = session.forward(make_batch()), session.generators.states.torch
     with pytest.raises(InvalidInput, match=r"E-NAME: forward has no output 'attentions'.*logits or hidden_states"):
-        session.forward(batch_of(), outputs=["attentions"])
-    rows = INLINE_BYTES // (session.engine.model.config.vocab_size * 4 * batch_of()["input_ids"].shape[1]) + 1
-    large = STAGES[Stage.SFT].collate([examples_of(config_of())[0]] * (4 * rows), PAD)
+        session.forward(make_batch(), outputs=["attentions"])
+    rows = INLINE_BYTES // (session.engine.model.config.vocab_size * 4 * make_batch()["input_ids"].shape[1]) + 1
+    large = STAGES[Stage.SFT].collate([encode_examples(make_config())[0]] * (4 * rows), PAD)
     with pytest.raises(InvalidInput, match=r"E-STEP: logits takes [\d,]+ bytes, .* at most 8,388,608\..*a file"):
         session.forward(large, outputs=["logits"], inline=True)
     assert torch.equal(before, session.generators.states.torch)
@@ -166,7 +166,7 @@ def test_outputs_that_cannot_be_given_are_refused_before_anything_happens(sessio
 
 
 def test_without_labels_the_reply_has_the_logits_and_a_pending_graph_stays(tmp_path: Path) -> None:
-    session, batch = session_of(tmp_path, dropout=0.0), batch_of()
+    session, batch = make_session(tmp_path, dropout=0.0), make_batch()
     pending = session.forward(batch)
     unlabelled = {name: value for name, value in batch.items() if name != "labels"}
     reply = session.forward(unlabelled)
@@ -187,38 +187,38 @@ def test_without_labels_the_reply_has_the_logits_and_a_pending_graph_stays(tmp_p
 
 
 def test_step_moves_the_weights_and_leaves_stale_gradients(session: Session) -> None:
-    before = weights_of(session)
-    accumulate(session, batch_of())
+    before = copy_weights(session)
+    accumulate(session, make_batch())
     first = session.step()
     assert (first.skipped, first.global_step, session.accumulated) == (False, 1, 0)
     assert first.learning_rate == 1e-3 / 2  # a warm-up of one step is half of the way
-    assert gradients_of(session)
+    assert copy_gradients(session)
     session.zero_grad()
-    assert not gradients_of(session)
-    accumulate(session, batch_of())
+    assert not copy_gradients(session)
+    accumulate(session, make_batch())
     assert session.step().learning_rate == 1e-3
-    assert not same(before, weights_of(session))
+    assert not same(before, copy_weights(session))
 
 
 def test_backward_after_step_needs_zero_grad(session: Session) -> None:
-    accumulate(session, batch_of())
+    accumulate(session, make_batch())
     session.step()
-    early = session.forward(batch_of())
+    early = session.forward(make_batch())
     with pytest.raises(Conflict, match=r"E-STEP: The gradients belong to a step that is done.*Call zero_grad first"):
         session.backward(early.forward_id)
     session.zero_grad()
     with pytest.raises(Conflict, match="E-STEP"):  # zero_grad drops a pending graph
         session.backward(early.forward_id)
-    assert session.backward(session.forward(batch_of()).forward_id).accumulated == 1
+    assert session.backward(session.forward(make_batch()).forward_id).accumulated == 1
 
 
 def test_step_needs_gradients(session: Session) -> None:
     with pytest.raises(Conflict, match=r"E-STEP: There is no gradient to step with.*forward and backward"):
         session.step()
-    session.forward(batch_of())
+    session.forward(make_batch())
     with pytest.raises(Conflict, match="E-STEP"):
         session.step()
-    accumulate(session, batch_of())
+    accumulate(session, make_batch())
     session.step()
     with pytest.raises(Conflict, match="E-STEP"):  # once
         session.step()
@@ -226,21 +226,21 @@ def test_step_needs_gradients(session: Session) -> None:
 
 
 def test_step_clips_to_the_norm_that_it_is_given(tmp_path: Path) -> None:
-    session = session_of(tmp_path)
-    accumulate(session, batch_of())
-    before = float(torch.nn.utils.get_total_norm(gradients_of(session)))
+    session = make_session(tmp_path)
+    accumulate(session, make_batch())
+    before = float(torch.nn.utils.get_total_norm(copy_gradients(session)))
     assert before > 1e-2
     assert float(session.step(max_grad_norm=1e-2).grad_norm) == pytest.approx(before)
-    assert float(torch.nn.utils.get_total_norm(gradients_of(session))) == pytest.approx(1e-2, rel=1e-3)
+    assert float(torch.nn.utils.get_total_norm(copy_gradients(session))) == pytest.approx(1e-2, rel=1e-3)
 
 
 def test_a_rate_of_its_own_is_for_one_step_and_keeps_the_groups_proportion(tmp_path: Path) -> None:
-    session = session_of(tmp_path, config_of(optimizer=Optimizer.SGD), dropout=0.0)
+    session = make_session(tmp_path, make_config(optimizer=Optimizer.SGD), dropout=0.0)
     groups = session.engine.optimizer.param_groups
     groups[1]["initial_lr"] *= 16  # as LoRA+ has it
     session.engine.rate.step()
     assert [group["lr"] for group in groups] == [1e-3, 16e-3]
-    accumulate(session, batch_of())
+    accumulate(session, make_batch())
     before = [[value.detach().clone() for value in group["params"]] for group in groups]
     assert session.step(learning_rate=0.5, max_grad_norm=1e6).learning_rate == 0.5
     for group, values, rate in zip(groups, before, (0.5, 8.0), strict=True):
@@ -250,26 +250,26 @@ def test_a_rate_of_its_own_is_for_one_step_and_keeps_the_groups_proportion(tmp_p
 
 
 def test_gradients_that_are_not_finite_never_reach_the_weights(session: Session) -> None:
-    train_step(session, [batch_of()])
-    before = weights_of(session)
-    accumulate(session, batch_of())
+    train_step(session, [make_batch()])
+    before = copy_weights(session)
+    accumulate(session, make_batch())
     assert session.parameters[0].grad is not None
     session.parameters[0].grad[0, 0] = torch.nan
     with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The gradients of step 2 have the norm nan\.") as error:
         session.step()
     assert "learning_rate" in error.value.do
-    assert same(before, weights_of(session))
+    assert same(before, copy_weights(session))
     assert session.global_step == 1
     session.zero_grad()
-    train_step(session, [batch_of()])
+    train_step(session, [make_batch()])
     assert session.global_step == 2
 
 
 def test_a_plateau_is_fed_by_the_metric(tmp_path: Path) -> None:
-    config = config_of(schedule="reduce_on_plateau", warmup_ratio=0.0)
-    session = session_of(tmp_path, config, total_steps=20)
+    config = make_config(schedule="reduce_on_plateau", warmup_ratio=0.0)
+    session = make_session(tmp_path, config, total_steps=20)
     for _ in range(14):
-        accumulate(session, batch_of(count=1))
+        accumulate(session, make_batch(count=1))
         rate = session.step(metric=1.0).learning_rate
         session.zero_grad()
     assert rate == pytest.approx(1e-4)
@@ -279,9 +279,9 @@ def test_a_plateau_is_fed_by_the_metric(tmp_path: Path) -> None:
 
 
 def test_a_repeated_number_returns_the_first_reply(tmp_path: Path) -> None:
-    batch, results = batch_of(), []
+    batch, results = make_batch(), []
     for times in (1, 2):
-        session = session_of(tmp_path / str(times))
+        session = make_session(tmp_path / str(times))
         for _ in range(times):
             forward = session.forward(batch, op_seq=0)
         for _ in range(times):
@@ -295,12 +295,12 @@ def test_a_repeated_number_returns_the_first_reply(tmp_path: Path) -> None:
         for _ in range(times):
             answers = session.generate([[5, 6]], Sampling(max_new_tokens=2), op_seq=5)
         assert (backward.accumulated, stepped.global_step, saved["name"], len(answers)) == (1, 1, "here", 1)
-        results.append([*weights_of(session), session.forward(batch).loss])
+        results.append([*copy_weights(session), session.forward(batch).loss])
     assert same(*results)
 
 
 def test_a_repeated_number_of_another_verb_is_refused(session: Session) -> None:
-    session.forward(batch_of(), op_seq=7)
+    session.forward(make_batch(), op_seq=7)
     with pytest.raises(Conflict, match="E-STEP: op_seq 7 was a forward and comes again as a step"):
         session.step(op_seq=7)
 
@@ -308,7 +308,7 @@ def test_a_repeated_number_of_another_verb_is_refused(session: Session) -> None:
 def test_a_call_that_failed_is_carried_out_when_it_comes_again(session: Session) -> None:
     with pytest.raises(Conflict, match="E-STEP"):
         session.step(op_seq=1)
-    accumulate(session, batch_of())
+    accumulate(session, make_batch())
     assert session.step(op_seq=1).global_step == 1
 
 
@@ -326,8 +326,8 @@ def test_a_number_whose_reply_is_forgotten_is_not_carried_out_again(session: Ses
 @pytest.mark.parametrize("optimizer", [Optimizer.ADAMW, Optimizer.SCHEDULE_FREE_ADAMW])
 def test_looking_leaves_no_trace_in_training(optimizer: Optimizer, tmp_path: Path) -> None:
     """Also between a forward and its backward, where a schedule-free optimizer swaps the weights under the graph."""
-    config = config_of(optimizer=optimizer, schedule="constant", warmup_ratio=0.0)
-    batch, (plain, looking) = batch_of(), (session_of(tmp_path, config) for _ in range(2))
+    config = make_config(optimizer=optimizer, schedule="constant", warmup_ratio=0.0)
+    batch, (plain, looking) = make_batch(), (make_session(tmp_path, config) for _ in range(2))
 
     def look() -> None:
         before = torch.get_rng_state()
@@ -347,15 +347,15 @@ def test_looking_leaves_no_trace_in_training(optimizer: Optimizer, tmp_path: Pat
                 look()
             session.step()
             session.zero_grad()
-    assert same(weights_of(plain), weights_of(looking))
+    assert same(copy_weights(plain), copy_weights(looking))
     assert looking.engine.model.training
 
 
 def test_a_look_is_at_the_averaged_weights_of_a_schedule_free_optimizer(tmp_path: Path) -> None:
-    config = config_of(optimizer=Optimizer.SCHEDULE_FREE_ADAMW, schedule="constant", warmup_ratio=0.0)
-    session = session_of(tmp_path, config)
+    config = make_config(optimizer=Optimizer.SCHEDULE_FREE_ADAMW, schedule="constant", warmup_ratio=0.0)
+    session = make_session(tmp_path, config)
     for _ in range(3):
-        train_step(session, [batch_of()])
+        train_step(session, [make_batch()])
     logprobs = session.logprobs([[5, 6, 7, 8]])
     switch_to_eval(session.engine.optimizer)
     averaged = token_logprobs(session.engine.model.eval(), TOKENIZER, [[5, 6, 7, 8]])

@@ -36,7 +36,7 @@ def read_eml(data: bytes, name: str) -> tuple[str, str]:
 
 
 def mail_blocks(mail: EmailMessage, name: str, depth: int = 0) -> Iterator[str]:
-    """Headers, body and what is attached."""
+    """Headers, body and attachments."""
     if depth > MAX_DEPTH:
         raise BadRow("too_deep", f"more than {MAX_DEPTH} mails are inside of each other")
     headers = [f"{header}: {' '.join(str(mail[header]).split())}" for header in SHOWN if mail[header]]

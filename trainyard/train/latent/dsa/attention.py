@@ -36,23 +36,21 @@ from transformers.cache_utils import Cache
 
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
-from trainyard.train.latent.dsa.gathered import (
+from trainyard.train.latent.dsa.indexer import (
     GATHERED_FROM,
     QUERIES_AT_ONCE,
     Kernel,
-    attend_to_places,
-    choose_kernel,
-    find_eager_kernel,
-    find_selected,
-    to_additive_mask,
-)
-from trainyard.train.latent.dsa.indexer import (
     LightningIndexer,
+    attend_to_places,
     attention_recall,
     attention_target,
     best_places,
+    choose_kernel,
+    find_eager_kernel,
+    find_selected,
     index_divergence,
     select_tokens,
+    to_additive_mask,
 )
 
 

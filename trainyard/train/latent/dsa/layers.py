@@ -70,7 +70,7 @@ class RoomyIndexedLayer(DynamicIndexedLayer):
         self.rooms = {}
 
     def _append(self, name: str, stored: torch.Tensor, added: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return what is kept with what is added behind it, as a view of the room."""
+        """Return the cached entries followed by the new ones, as a view of the buffer."""
         before = stored.shape[dim] if stored.numel() else 0
         after = before + added.shape[dim]
         room = self.rooms.get(name)

@@ -21,7 +21,7 @@ interface Written {
 
 interface ProblemDocument {
   code: string;
-  what: string;
+  label: string;
   why: string;
   do: string;
 }
@@ -38,7 +38,7 @@ export default function ChatPage({ tenant, role, version }: { tenant: string; ro
   const [options, setOptions] = useState<Options>({ system: "", max_tokens: 128, temperature: 0 });
   const mayRun = useLogin().allows("run");
   const stop = useRef<AbortController>(null);
-  const [written, setWritten] = useState<Written>({});
+  const [texts, setTexts] = useState<Written>({});
   const ask = useMutation({
     mutationFn: async (question: string) => {
       stop.current = new AbortController();
@@ -46,17 +46,17 @@ export default function ChatPage({ tenant, role, version }: { tenant: string; ro
         .filter((answer) => answer.error == null)
         .map((answer) => ({ question: answer.question, base: answer.base ?? "", adapter: answer.adapter ?? "" }));
       const body = { adapter: name, question, turns, seed: 0, ...options };
-      setWritten({});
+      setTexts({});
       let answer: Answer | undefined;
       await postForEvents(
         "/adapters/ask",
         body,
         {
           answer: ({ side, text }: { side: keyof Written; text: string }) =>
-            setWritten((before) => ({ ...before, [side]: text })),
+            setTexts((previous) => ({ ...previous, [side]: text })),
           end: (event: Answer | { error: ProblemDocument }) => {
             if ("question" in event) answer = event;
-            else throw new Problem(0, event.error.code, event.error.what, event.error.why, event.error.do);
+            else throw new Problem(0, event.error.code, event.error.label, event.error.why, event.error.do);
           },
         },
         stop.current.signal,
@@ -64,7 +64,7 @@ export default function ChatPage({ tenant, role, version }: { tenant: string; ro
       if (!answer) throw new Problem(0, "", "The answer broke off.", "", "Ask again.");
       return answer;
     },
-    onSuccess: (answer) => setAnswers((before) => [...before, answer]),
+    onSuccess: (answer) => setAnswers((previous) => [...previous, answer]),
   });
   return (
     <Page title={`Chat with ${name}`} actions={<Link href={`/adapters/${name}`}>The version</Link>}>
@@ -90,12 +90,12 @@ export default function ChatPage({ tenant, role, version }: { tenant: string; ro
             </li>
           ))}
         </ol>
-        {ask.isPending && written.base !== undefined && (
+        {ask.isPending && texts.base !== undefined && (
           <Turn
             answer={{
               question: ask.variables,
-              base: written.base,
-              adapter: written.adapter ?? "…",
+              base: texts.base,
+              adapter: texts.adapter ?? "…",
               base_model: "",
               adapter_version: version,
               error: null,

@@ -53,12 +53,12 @@ export default function VersionPage({ tenant, role, version }: { tenant: string;
   return (
     <Page title={name} actions={<Link href="/adapters">All adapters</Link>}>
       <Queried query={query}>
-        {(one) => (
+        {(version) => (
           <>
-            <State name={name} one={one} />
-            <Evaluated one={one} />
-            <Lineage one={one} />
-            <History one={one} />
+            <State name={name} version={version} />
+            <Evaluated version={version} />
+            <Lineage version={version} />
+            <History version={version} />
             <Card name={name} />
           </>
         )}
@@ -71,37 +71,37 @@ export default function VersionPage({ tenant, role, version }: { tenant: string;
 type Named = { name: string; targets: string[] };
 type NamedRole = { role: string; targets: string[] };
 
-function State({ name, one }: { name: string; one: Version }) {
+function State({ name, version }: { name: string; version: Version }) {
   return (
     <Section
       title="Version"
       actions={
         <>
-          {one.kind === "adapter" && <Link href={`/adapters/${name}/chat`}>Chat with it</Link>}
-          <Actions name={name} one={one} />
+          {version.kind === "adapter" && <Link href={`/adapters/${name}/chat`}>Chat with it</Link>}
+          <Actions name={name} version={version} />
         </>
       }
     >
       <Facts
         facts={[
-          ["State", one.live ? <strong className="verdict-good">● live</strong> : "not live"],
-          ["Kind", one.kind],
-          ["Base model", one.facts.base_model],
-          ["Created", formatTime(one.created)],
-          ["Size", formatBytes(Object.values(one.files).reduce((sum, file) => sum + file.bytes, 0))],
-          ["Published by", one.facts.origin?.source],
-          ["SHA-256", <code>{one.sha256}</code>],
+          ["State", version.live ? <strong className="verdict-good">● live</strong> : "not live"],
+          ["Kind", version.kind],
+          ["Base model", version.facts.base_model],
+          ["Created", formatTime(version.created)],
+          ["Size", formatBytes(Object.values(version.files).reduce((sum, file) => sum + file.bytes, 0))],
+          ["Published by", version.facts.origin?.source],
+          ["SHA-256", <code>{version.sha256}</code>],
         ]}
       />
     </Section>
   );
 }
 
-function Actions({ name, one }: { name: string; one: Version }) {
+function Actions({ name, version }: { name: string; version: Version }) {
   const queries = useQueryClient();
   const [, navigate] = useLocation();
   const mayRun = useLogin().allows("run");
-  const role = `${one.tenant}/${one.role}`;
+  const role = `${version.tenant}/${version.role}`;
   const onSuccess = () =>
     queries.invalidateQueries({ predicate: (query) => String(query.queryKey[0]).startsWith("adapter") });
   const promote = useMutation({
@@ -122,7 +122,7 @@ function Actions({ name, one }: { name: string; one: Version }) {
   if (!mayRun) return null;
   return (
     <>
-      {!one.live && (
+      {!version.live && (
         <ActionButton
           mutation={promote}
           variables={undefined}
@@ -132,7 +132,7 @@ function Actions({ name, one }: { name: string; one: Version }) {
           Promote
         </ActionButton>
       )}
-      {one.live && (
+      {version.live && (
         <ActionButton
           mutation={rollback}
           variables={undefined}
@@ -143,7 +143,7 @@ function Actions({ name, one }: { name: string; one: Version }) {
           Roll back
         </ActionButton>
       )}
-      {!one.live && (
+      {!version.live && (
         <ActionButton
           mutation={remove}
           variables={undefined}
@@ -154,30 +154,30 @@ function Actions({ name, one }: { name: string; one: Version }) {
         </ActionButton>
       )}
       <span role="status">
-        {[promote, rollback].map((done, index) => done.data && <Done key={index} done={done.data} />)}
+        {[promote, rollback].map((outcome, index) => outcome.data && <Done key={index} outcome={outcome.data} />)}
       </span>
     </>
   );
 }
 
-function Done({ done }: { done: { version: string; warnings?: readonly string[] } }) {
+function Done({ outcome }: { outcome: { version: string; warnings?: readonly string[] } }) {
   return (
     <>
-      {done.version} is live. {done.warnings?.join(" ")}
+      {outcome.version} is live. {outcome.warnings?.join(" ")}
     </>
   );
 }
 
-function Evaluated({ one }: { one: Version }) {
-  const lines = Object.entries(one.facts.report?.benchmarks ?? {});
+function Evaluated({ version }: { version: Version }) {
+  const lines = Object.entries(version.facts.report?.benchmarks ?? {});
   return (
     <Section title="Evaluation">
-      {one.facts.gate && one.facts.gate.better != null ? (
+      {version.facts.gate && version.facts.gate.better != null ? (
         <p>
           <Verdict
-            better={one.facts.gate.better}
-            cautions={one.facts.gate.cautions}
-            baseline={one.facts.report?.baseline}
+            better={version.facts.gate.better}
+            cautions={version.facts.gate.cautions}
+            baseline={version.facts.report?.baseline}
           />
         </p>
       ) : (
@@ -210,17 +210,18 @@ function Evaluated({ one }: { one: Version }) {
 }
 
 /** The runs that made these weights, and the data sets that they read. */
-function Lineage({ one }: { one: Version }) {
+function Lineage({ version }: { version: Version }) {
   const runs = useQuery({
-    queryKey: ["artifacts", "of", one.sha256],
-    queryFn: () => dataOf(client.GET("/api/v1/artifacts", { params: { query: { sha256: one.sha256, limit: 20 } } })),
+    queryKey: ["artifacts", "of", version.sha256],
+    queryFn: () =>
+      dataOf(client.GET("/api/v1/artifacts", { params: { query: { sha256: version.sha256, limit: 20 } } })),
   });
   return (
     <Section title="Lineage">
-      {one.facts.data && one.facts.data.length > 0 && (
+      {version.facts.data && version.facts.data.length > 0 && (
         <Table
           caption="Data sets"
-          rows={one.facts.data}
+          rows={version.facts.data}
           rowKey={(set, index) => `${set.sha256}${index}`}
           columns={[
             { title: "Data", cell: (set) => set.source },
@@ -245,14 +246,14 @@ function Lineage({ one }: { one: Version }) {
   );
 }
 
-function History({ one }: { one: Version }) {
+function History({ version }: { version: Version }) {
   return (
-    <Section title={`History of ${one.tenant}/${one.role}`}>
-      {one.history.length === 0 && <p>No version of this role was ever live.</p>}
-      {one.history.length > 0 && (
+    <Section title={`History of ${version.tenant}/${version.role}`}>
+      {version.history.length === 0 && <p>No version of this role was ever live.</p>}
+      {version.history.length > 0 && (
         <Table
           caption="Which version was live when"
-          rows={[...one.history].reverse()}
+          rows={[...version.history].reverse()}
           rowKey={(_, index) => index}
           columns={[
             { title: "When", cell: (entry) => formatTime(entry.at) },
@@ -263,7 +264,9 @@ function History({ one }: { one: Version }) {
                 entry.version == null ? (
                   "none"
                 ) : (
-                  <Link href={`/adapters/${one.tenant}/${one.role}/v${entry.version}`}>{`v${entry.version}`}</Link>
+                  <Link
+                    href={`/adapters/${version.tenant}/${version.role}/v${entry.version}`}
+                  >{`v${entry.version}`}</Link>
                 ),
             },
           ]}

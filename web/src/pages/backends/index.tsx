@@ -53,7 +53,7 @@ export default function BackendsPage() {
   );
 }
 
-/** What the trainers have here to compute on, and the Python that runs them. */
+/** Devices of the trainers, and the Python that runs them. */
 function Machine() {
   const login = useLogin();
   const gpus = useGpus(QUIET_MS);

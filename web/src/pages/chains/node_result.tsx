@@ -25,44 +25,44 @@ export function NodeResult({ run, node, isRunPage = false }: { run: string; node
   return (
     <section aria-label={`${node} in this run`}>
       <h3>In this run</h3>
-      <Queried query={detail}>{(data) => <Result run={run} found={data} isRunPage={isRunPage} />}</Queried>
+      <Queried query={detail}>{(data) => <Result run={run} detail={data} isRunPage={isRunPage} />}</Queried>
     </section>
   );
 }
 
-function Result({ run, found, isRunPage }: { run: string; found: NodeDetail; isRunPage: boolean }) {
-  const outputs = Object.entries(found.outputs ?? {});
+function Result({ run, detail, isRunPage }: { run: string; detail: NodeDetail; isRunPage: boolean }) {
+  const outputs = Object.entries(detail.outputs ?? {});
   return (
     <>
       <p aria-live="polite">
-        <StateBadge state={found.state} /> {found.seconds > 0 && formatDuration(found.seconds)} {found.message}
+        <StateBadge state={detail.state} /> {detail.seconds > 0 && formatDuration(detail.seconds)} {detail.message}
       </p>
       {outputs.length > 0 && (
         <ul>
-          {outputs.map(([port, one]) => (
+          {outputs.map(([port, output]) => (
             <li key={port}>
-              <Link href={hrefOf({ run_id: run, node: found.id, port })}>{port}</Link>:{" "}
-              {one.rows != null && `${one.rows.toLocaleString("en-US")} rows, `}
-              {formatBytes(one.bytes)} <code title={one.sha256}>{one.sha256.slice(0, 12)}</code>
+              <Link href={hrefOf({ run_id: run, node: detail.id, port })}>{port}</Link>:{" "}
+              {output.rows != null && `${output.rows.toLocaleString("en-US")} rows, `}
+              {formatBytes(output.bytes)} <code title={output.sha256}>{output.sha256.slice(0, 12)}</code>
             </li>
           ))}
         </ul>
       )}
       {!isRunPage && (
         <p>
-          <Link href={`/jobs/${run}`}>{found.trains ? "Curves and log of the run" : "The run"}</Link>
+          <Link href={`/jobs/${run}`}>{detail.trains ? "Curves and log of the run" : "The run"}</Link>
         </p>
       )}
-      {found.trains && !isRunPage && (
+      {detail.trains && !isRunPage && (
         <details>
           <summary>What its training prints</summary>
-          <JobLog job={run} nodes={[found.id]} over={!RUNNING.includes(found.state)} />
+          <JobLog job={run} nodes={[detail.id]} isEnded={!RUNNING.includes(detail.state)} />
         </details>
       )}
       <details>
-        <summary>Lines ({found.lines.length})</summary>
-        <div className="node-lines" role="log" aria-label={`Lines of ${found.id}`} tabIndex={0}>
-          {found.lines.map((line, index) => (
+        <summary>Lines ({detail.lines.length})</summary>
+        <div className="node-lines" role="log" aria-label={`Lines of ${detail.id}`} tabIndex={0}>
+          {detail.lines.map((line, index) => (
             <div key={index} className={line.level >= 30 ? "wrong" : undefined}>
               <span className="quiet">{formatTime(line.time)}</span> {line.text}
             </div>

@@ -24,7 +24,7 @@ export function Reasons({ reasons, onSelect }: { reasons: readonly CheckReason[]
   );
 }
 
-/** What a check says besides reasons: what the machine decides, what there was no time to read. */
+/** Results of a check besides reasons: choices of the machine, and unread data. */
 export function CheckNotes({ notes = [] }: { notes?: readonly string[] }) {
   if (notes.length === 0) return null;
   return (

@@ -8,7 +8,7 @@ import { useRunNodes } from "./editor/server";
 import { NodeResult } from "./node_result";
 
 export default function RunGraph({ run }: { run: string }) {
-  const [selected, setSelected] = useState("");
+  const [selectedNode, setSelectedNode] = useState("");
   const nodes = useRunNodes(run);
   return (
     <Section title="Chain">
@@ -20,8 +20,13 @@ export default function RunGraph({ run }: { run: string }) {
             </Empty>
           ) : (
             <>
-              <ChainGraph nodes={data.nodes} selected={selected} onSelect={setSelected} label="Nodes of the run" />
-              {selected && <NodeResult key={selected} run={run} node={selected} isRunPage />}
+              <ChainGraph
+                nodes={data.nodes}
+                selected={selectedNode}
+                onSelect={setSelectedNode}
+                label="Nodes of the run"
+              />
+              {selectedNode && <NodeResult key={selectedNode} run={run} node={selectedNode} isRunPage />}
             </>
           )
         }

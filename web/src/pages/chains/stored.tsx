@@ -21,7 +21,7 @@ export default function StoredChainPage({ chain }: { chain: string }) {
   const { allows } = useLogin();
   const queries = useQueryClient();
   const [, navigate] = useLocation();
-  const stored = useQuery({
+  const chainDetail = useQuery({
     queryKey: ["chains", chain],
     queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } } })),
   });
@@ -40,7 +40,7 @@ export default function StoredChainPage({ chain }: { chain: string }) {
   });
   return (
     <Page
-      title={stored.data ? `Chain ${stored.data.name}` : "Chain"}
+      title={chainDetail.data ? `Chain ${chainDetail.data.name}` : "Chain"}
       actions={
         <>
           <Link href={`/chains/${chain}/edit`} className="button">
@@ -55,7 +55,7 @@ export default function StoredChainPage({ chain }: { chain: string }) {
                 mutation={remove}
                 variables={undefined}
                 danger
-                confirm={`Delete ${stored.data?.name ?? chain} with all its revisions?`}
+                confirm={`Delete ${chainDetail.data?.name ?? chain} with all its revisions?`}
               >
                 Delete
               </ActionButton>
@@ -65,7 +65,7 @@ export default function StoredChainPage({ chain }: { chain: string }) {
       }
     >
       <QuestionNote question={question} />
-      <Queried query={stored}>
+      <Queried query={chainDetail}>
         {(data) => (
           <div className="stack">
             <Section title="Newest revision">
@@ -80,10 +80,10 @@ export default function StoredChainPage({ chain }: { chain: string }) {
                   ["Digest", <code key="digest">{data.digest.slice(0, 12)}</code>],
                 ]}
               />
-              <Shape stored={data} />
+              <Shape chainDetail={data} />
             </Section>
             <Runs chain={chain} />
-            <Revisions stored={data} />
+            <Revisions chainDetail={data} />
           </div>
         )}
       </Queried>
@@ -91,17 +91,17 @@ export default function StoredChainPage({ chain }: { chain: string }) {
   );
 }
 
-function Shape({ stored }: { stored: ChainDetail }) {
-  const expanded = useQuery({
-    queryKey: ["expand", stored.etag, stored.id],
-    queryFn: ({ signal }) => expand({ target: stored.body }, signal),
+function Shape({ chainDetail }: { chainDetail: ChainDetail }) {
+  const expansion = useQuery({
+    queryKey: ["expand", chainDetail.etag, chainDetail.id],
+    queryFn: ({ signal }) => expand({ target: chainDetail.body }, signal),
   });
   return (
-    <Queried query={expanded}>
+    <Queried query={expansion}>
       {({ nodes, spec }) => {
         const needs = new Map((spec.nodes as { id: string; needs: string[] }[]).map((node) => [node.id, node.needs]));
         const toText: GraphNode[] = nodes.map((node) => ({ ...node, needs: needs.get(node.id) ?? [] }));
-        return <ChainGraph nodes={toText} label={`Nodes of ${stored.name}`} />;
+        return <ChainGraph nodes={toText} label={`Nodes of ${chainDetail.name}`} />;
       }}
     </Queried>
   );
@@ -150,7 +150,7 @@ function Runs({ chain }: { chain: string }) {
               />
               <Pager
                 label="runs"
-                shown={offset > 0 || runs.length > RUNS ? `Page ${offset / RUNS + 1}` : ""}
+                range={offset > 0 || runs.length > RUNS ? `Page ${offset / RUNS + 1}` : ""}
                 hasPrevious={offset > 0}
                 hasNext={runs.length > RUNS}
                 onPrevious={() => setOffset(offset - RUNS)}
@@ -164,18 +164,20 @@ function Runs({ chain }: { chain: string }) {
   );
 }
 
-function Revisions({ stored }: { stored: ChainDetail }) {
-  const [before, setBefore] = useState(Math.max(1, stored.revision - 1));
-  const [after, setAfter] = useState(stored.revision);
+function Revisions({ chainDetail }: { chainDetail: ChainDetail }) {
+  const [oldRevision, setOldRevision] = useState(Math.max(1, chainDetail.revision - 1));
+  const [newRevision, setNewRevision] = useState(chainDetail.revision);
   const difference = useQuery({
-    queryKey: ["chains", stored.id, "diff", before, after],
+    queryKey: ["chains", chainDetail.id, "diff", oldRevision, newRevision],
     queryFn: () =>
       dataOf(
-        client.GET("/api/v1/chains/{chain}/diff", { params: { path: { chain: stored.id }, query: { before, after } } }),
+        client.GET("/api/v1/chains/{chain}/diff", {
+          params: { path: { chain: chainDetail.id }, query: { before: oldRevision, after: newRevision } },
+        }),
       ),
     staleTime: Infinity,
   });
-  const revisions = [...stored.revisions].reverse();
+  const revisions = [...chainDetail.revisions].reverse();
   const choice = (label: string, value: number, set: (revision: number) => void) => (
     <label>
       {label}{" "}
@@ -199,11 +201,11 @@ function Revisions({ stored }: { stored: ChainDetail }) {
           { title: "Digest", cell: (revision) => <code>{revision.digest.slice(0, 12)}</code> },
         ]}
       />
-      {stored.revision > 1 && (
+      {chainDetail.revision > 1 && (
         <>
           <div className="actions">
-            {choice("Difference of", before, setBefore)}
-            {choice("and", after, setAfter)}
+            {choice("Difference of", oldRevision, setOldRevision)}
+            {choice("and", newRevision, setNewRevision)}
           </div>
           <Queried query={difference}>
             {({ changes }) =>
@@ -211,13 +213,13 @@ function Revisions({ stored }: { stored: ChainDetail }) {
                 <p className="quiet">The two do not differ.</p>
               ) : (
                 <Table
-                  caption={`Settings that differ between revision ${before} and ${after}`}
+                  caption={`Settings that differ between revision ${oldRevision} and ${newRevision}`}
                   rows={changes}
                   rowKey={(change) => change.name}
                   columns={[
                     { title: "Setting", cell: (change) => <code>{change.name}</code> },
-                    { title: `Revision ${before}`, cell: (change) => toText(change.before) },
-                    { title: `Revision ${after}`, cell: (change) => toText(change.after) },
+                    { title: `Revision ${oldRevision}`, cell: (change) => toText(change.before) },
+                    { title: `Revision ${newRevision}`, cell: (change) => toText(change.after) },
                   ]}
                 />
               )

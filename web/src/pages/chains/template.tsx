@@ -1,4 +1,4 @@
-// A template: its parameters as a form, the chain that they give, and what is wrong with it; to run, or to edit further.
+// A template: its parameters as a form, the resulting chain, and its problems; to run, or to edit further.
 
 import { keepPreviousData, useMutation, useQuery } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
@@ -50,14 +50,14 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
   const [search] = useSearchParams();
   const [parameters, setParameters] = useState<Values>(() => JSON.parse(search.get("parameters") ?? "{}"));
   const [group, setGroup] = useState("");
-  const [settled, setSettled] = useState(parameters);
+  const [settledParameters, setSettledParameters] = useState(parameters);
   useEffect(() => {
-    const handle = window.setTimeout(() => setSettled(parameters), CHECK_AFTER_MS);
+    const handle = window.setTimeout(() => setSettledParameters(parameters), CHECK_AFTER_MS);
     return () => window.clearTimeout(handle);
   }, [parameters]);
-  const expanded = useQuery({
-    queryKey: ["expand", template, settled],
-    queryFn: ({ signal }) => expand({ target: template, parameters: settled }, signal),
+  const expansion = useQuery({
+    queryKey: ["expand", template, settledParameters],
+    queryFn: ({ signal }) => expand({ target: template, parameters: settledParameters }, signal),
     placeholderData: keepPreviousData,
   });
   const start = useMutation({
@@ -65,9 +65,9 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
       dataOf(client.POST("/api/v1/runs", { body: { target: template, parameters, group, yes } as never })),
     onSuccess: (run) => navigate(`/jobs/${(run as { id: string }).id}`),
   });
-  const questions = (expanded.data?.check.questions ?? []) as unknown as ProblemReason[];
-  const refused = start.variables?.parameters === parameters ? questionsOf(start.error) : [];
-  const question = useQuestion(questions.length > 0 ? questions : refused);
+  const questions = (expansion.data?.check.questions ?? []) as unknown as ProblemReason[];
+  const startQuestions = start.variables?.parameters === parameters ? questionsOf(start.error) : [];
+  const question = useQuestion(questions.length > 0 ? questions : startQuestions);
   const fields = listFields(schema, schema, "");
   const namesOf = (...widgets: string[]) =>
     fields.filter(([, field]) => widgets.includes(field.widget ?? "")).map(([path]) => path);
@@ -81,8 +81,8 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
     folder ? folders.map((name) => [`${PREFIX}.${name}`, `Here that is \`${folder}\`.`]) : [],
   );
   const set = (change: Values) =>
-    setParameters((before) =>
-      Object.fromEntries(Object.entries({ ...before, ...change }).filter(([, value]) => value !== undefined)),
+    setParameters((previous) =>
+      Object.fromEntries(Object.entries({ ...previous, ...change }).filter(([, value]) => value !== undefined)),
     );
   const extras = Object.fromEntries(
     fields
@@ -92,8 +92,8 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
         <Upload
           key={path}
           documents={field.widget !== "rows"}
-          what={field.title?.toLowerCase()}
-          onUploaded={(uploaded) => set({ [path]: uploaded })}
+          label={field.title?.toLowerCase()}
+          onUploaded={(filePath) => set({ [path]: filePath })}
         />,
       ]),
   );
@@ -105,7 +105,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           ),
         }
       : undefined;
-  const reasons = reasonsOf(expanded.data);
+  const reasons = reasonsOf(expansion.data);
   const empty = reasons
     .filter((reason) => isEmpty(reason, schema))
     .map((reason) => reason.field.slice(PREFIX.length + 1));
@@ -129,7 +129,7 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           extras={extras}
           controls={controls}
           defaults={parameterDefaults(
-            expanded.data,
+            expansion.data,
             fields.map(([path]) => `${PREFIX}.${path}`),
           )}
         />
@@ -149,14 +149,14 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
         title="Chain"
         actions={
           <>
-            <button type="button" onClick={() => navigate(edit)} disabled={!expanded.data?.nodes.length}>
+            <button type="button" onClick={() => navigate(edit)} disabled={!expansion.data?.nodes.length}>
               Open in the editor
             </button>
             {allows("run") && (
               <ActionButton
                 mutation={start}
                 variables={{ parameters, yes: question.yes }}
-                disabled={!expanded.data?.check.ok}
+                disabled={!expansion.data?.check.ok}
                 question={question}
               >
                 Run {template}
@@ -165,16 +165,16 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
           </>
         }
       >
-        <Queried query={expanded}>
+        <Queried query={expansion}>
           {(data) => (
             <Preview
               template={template}
-              found={data}
+              expandedChain={data}
               wrong={wrong}
               empty={empty}
               question={question}
               fieldOf={fieldOf}
-              isChecked={settled === parameters && !expanded.isPlaceholderData}
+              isChecked={settledParameters === parameters && !expansion.isPlaceholderData}
             />
           )}
         </Queried>
@@ -186,9 +186,9 @@ function TemplateForm({ template, schema }: { template: string; schema: JsonSche
 /** The parameters with other columns of a data set: by its name where the template has several. */
 function withColumns(parameters: Values, folders: readonly string[], name: string, columns: unknown): Values {
   if (folders.length === 1) return { columns };
-  const rest = { ...(parameters.columns as Values), [name]: columns };
-  const mapped = Object.fromEntries(Object.entries(rest).filter(([, value]) => value !== undefined));
-  return { columns: Object.keys(mapped).length > 0 ? mapped : undefined };
+  const columnMap = { ...(parameters.columns as Values), [name]: columns };
+  const definedColumns = Object.fromEntries(Object.entries(columnMap).filter(([, value]) => value !== undefined));
+  return { columns: Object.keys(definedColumns).length > 0 ? definedColumns : undefined };
 }
 
 interface ColumnsProps {
@@ -215,36 +215,39 @@ function TemplateColumns({ schema, folders, parameters, set }: ColumnsProps) {
 
 interface PreviewProps {
   template: string;
-  found: ExpandedChain;
+  expandedChain: ExpandedChain;
   wrong: readonly CheckReason[];
   empty: readonly string[];
   question: Question;
   fieldOf: FieldOf;
-  /** Whether what was found is about the parameters as they are now. */
+  /** Whether the reasons belong to the current parameters. */
   isChecked: boolean;
 }
 
-function statusOf({ found, wrong, empty, question, isChecked }: PreviewProps) {
+function statusOf({ expandedChain, wrong, empty, question, isChecked }: PreviewProps) {
   if (!isChecked) return "checking …";
-  if (found.check.ok && question.isOpen) return "○ would run here, if you allow it";
-  if (found.check.ok) return "✓ would run here";
+  if (expandedChain.check.ok && question.isOpen) return "○ would run here, if you allow it";
+  if (expandedChain.check.ok) return "✓ would run here";
   if (wrong.length > 0 || empty.length === 0) return "These are in the way of a run:";
   return `The chain is drawn here when its parameters are given: ${empty.map(labelOf).join(", ")}.`;
 }
 
 function Preview(props: PreviewProps) {
-  const { template, found, wrong, question, fieldOf, isChecked } = props;
-  const listed = (found.spec.nodes ?? []) as { id: string; needs: string[] }[];
-  const needs = new Map(listed.map((node) => [node.id, node.needs]));
-  const nodes: GraphNode[] = found.nodes.map((node) => ({ ...node, needs: needs.get(node.id) ?? [] }));
+  const { template, expandedChain, wrong, question, fieldOf, isChecked } = props;
+  const chainNodes = (expandedChain.spec.nodes ?? []) as { id: string; needs: string[] }[];
+  const needs = new Map(chainNodes.map((node) => [node.id, node.needs]));
+  const nodes: GraphNode[] = expandedChain.nodes.map((node) => ({ ...node, needs: needs.get(node.id) ?? [] }));
   return (
     <>
-      <p role="status" className={found.check.ok && isChecked && !question.isOpen ? "state-completed" : undefined}>
+      <p
+        role="status"
+        className={expandedChain.check.ok && isChecked && !question.isOpen ? "state-completed" : undefined}
+      >
         {statusOf(props)}
       </p>
       {wrong.length > 0 && <ReasonList reasons={wrong as unknown as ProblemReason[]} fieldOf={fieldOf} />}
       <QuestionNote question={question} fieldOf={fieldOf} />
-      <CheckNotes notes={found.check.notes} />
+      <CheckNotes notes={expandedChain.check.notes} />
       {nodes.length > 0 && <ChainGraph nodes={nodes} label={`Nodes of ${template}`} />}
     </>
   );

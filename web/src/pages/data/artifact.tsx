@@ -42,7 +42,7 @@ export default function ArtifactPage({ run, node, port }: { run: string; node: s
               />
             </Section>
             <Account facts={artifact.facts} />
-            {artifact.parts.length > 0 && <Parts one={artifact} place={address} />}
+            {artifact.parts.length > 0 && <Parts artifact={artifact} location={address} />}
             <OtherFacts facts={artifact.facts} />
             <Section title="Files">
               <Table
@@ -68,7 +68,7 @@ const counts = (value: unknown): [string, number][] =>
     (pair): pair is [string, number] => typeof pair[1] === "number",
   );
 
-/** Where every row that was read is now: what is kept, held out, and dropped by reason. */
+/** Account of all rows: kept, held out, and dropped by reason. */
 function Account({ facts }: { facts: Record<string, unknown> }) {
   const read = facts.read ?? facts.asked;
   if (typeof read !== "number") return null;
@@ -137,23 +137,23 @@ function FactValue({ value }: { value: unknown }) {
 
 const TITLES: Record<string, string> = { rows: "Kept", dropped: "Dropped" };
 
-function Parts({ one, place }: { one: Detail; place: Place }) {
-  const [chosen, setChosen] = useState(one.parts[0].name);
+function Parts({ artifact, location }: { artifact: Detail; location: Place }) {
+  const [selectedPart, setSelectedPart] = useState(artifact.parts[0].name);
   return (
     <Section title="Rows">
       <div className="tabs" role="group" aria-label="Which rows">
-        {one.parts.map((part) => (
+        {artifact.parts.map((part) => (
           <button
             key={part.name}
             type="button"
-            aria-pressed={part.name === chosen}
-            onClick={() => setChosen(part.name)}
+            aria-pressed={part.name === selectedPart}
+            onClick={() => setSelectedPart(part.name)}
           >
             {TITLES[part.name] ?? `Held out: ${toWords(part.name)}`} ({formatNumber(part.rows)})
           </button>
         ))}
       </div>
-      <RowsBrowser key={chosen} place={place} part={chosen} />
+      <RowsBrowser key={selectedPart} location={location} part={selectedPart} />
     </Section>
   );
 }

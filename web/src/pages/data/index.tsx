@@ -1,4 +1,4 @@
-// What the nodes of runs left: sets of rows, adapters, reports, newest run first.
+// Results of nodes: sets of rows, adapters, reports, newest run first.
 
 import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link, useSearchParams } from "wouter";
@@ -45,8 +45,8 @@ export default function DataPage() {
     getNextPageParam: (page) => page.next || undefined,
   });
   const choose = (name: string, value: string) =>
-    setSearch((before) => {
-      const next = new URLSearchParams(before);
+    setSearch((previous) => {
+      const next = new URLSearchParams(previous);
       if (value) next.set(name, value);
       else next.delete(name);
       return next;

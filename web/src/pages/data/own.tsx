@@ -49,7 +49,7 @@ export function OwnData() {
               Inside a data root. A relative path starts in <code>{start}</code>.
             </p>
           )}
-          <Upload documents what="files" onUploaded={look} />
+          <Upload documents label="files" onUploaded={look} />
           <ColumnMap path={path} value={columns} onChange={setColumns} />
         </div>
         <Uploads onLook={look} />
@@ -70,7 +70,7 @@ export function OwnData() {
 function Uploads({ onLook }: { onLook: (path: string) => void }) {
   const { allows } = useLogin();
   const queries = useQueryClient();
-  const listed = useQuery({
+  const fileList = useQuery({
     queryKey: ["data", "folder", ""],
     queryFn: () => dataOf(client.GET("/api/v1/data", { params: { query: {} } })),
   });
@@ -79,7 +79,7 @@ function Uploads({ onLook }: { onLook: (path: string) => void }) {
       dataOf(client.DELETE("/api/v1/data/uploads/{name}", { params: { path: { name } }, body: undefined as never })),
     onSuccess: () => queries.invalidateQueries({ queryKey: ["data"] }),
   });
-  const uploads = (listed.data?.entries ?? []).filter((entry) => entry.uploaded);
+  const uploads = (fileList.data?.entries ?? []).filter((entry) => entry.uploaded);
   if (uploads.length === 0) return null;
   const hrefOf = (entry: DataEntry) =>
     entry.kind === "folder"

@@ -23,8 +23,8 @@ export default function EvaluationPage({ run, node }: { run: string; node: strin
       <Queried query={query}>
         {(evaluation) => (
           <>
-            <Gate one={evaluation} />
-            <Benchmarks one={evaluation} />
+            <Gate evaluation={evaluation} />
+            <Benchmarks evaluation={evaluation} />
             <Samples samples={evaluation.samples} />
             <Training training={evaluation.training} />
           </>
@@ -34,8 +34,8 @@ export default function EvaluationPage({ run, node }: { run: string; node: strin
   );
 }
 
-function Gate({ one }: { one: Evaluation }) {
-  const { gate } = one;
+function Gate({ evaluation }: { evaluation: Evaluation }) {
+  const { gate } = evaluation;
   return (
     <Section title="Gate">
       <p>
@@ -45,21 +45,26 @@ function Gate({ one }: { one: Evaluation }) {
       <Lines title="Why not" lines={gate.reasons} />
       <Lines title="Looked at, and in order" lines={gate.passed} />
       <Lines title="Cautions" lines={gate.cautions} />
-      <Lines title="Notes" lines={one.notes} />
+      <Lines title="Notes" lines={evaluation.notes} />
       <Facts
         facts={[
           [
             "Run",
-            <Link href={`/jobs/${one.run_id}`}>{titleOfResult({ run_name: one.run_name, ended: one.ended })}</Link>,
+            <Link href={`/jobs/${evaluation.run_id}`}>
+              {titleOfResult({ run_name: evaluation.run_name, ended: evaluation.ended })}
+            </Link>,
           ],
-          ["Base model", one.base_model],
-          ["Compared with", one.live ? `${one.baseline} and ${one.live}, which is live` : one.baseline],
+          ["Base model", evaluation.base_model],
+          [
+            "Compared with",
+            evaluation.live ? `${evaluation.baseline} and ${evaluation.live}, which is live` : evaluation.baseline,
+          ],
           ["Decides", gate.primary],
-          ["Intervals", `${formatPercent(one.confidence)}, ${formatNumber(one.resamples)} resamples`],
-          ["Ended", formatTime(one.ended)],
-          ["Registered as", <Versions names={one.adapters} />],
-          ["Adapter", <code>{one.adapter_sha256.slice(0, 16)}</code>],
-          ["Data", <Link href={`/data?run=${one.run_id}`}>Results of this run</Link>],
+          ["Intervals", `${formatPercent(evaluation.confidence)}, ${formatNumber(evaluation.resamples)} resamples`],
+          ["Ended", formatTime(evaluation.ended)],
+          ["Registered as", <Versions names={evaluation.adapters} />],
+          ["Adapter", <code>{evaluation.adapter_sha256.slice(0, 16)}</code>],
+          ["Data", <Link href={`/data?run=${evaluation.run_id}`}>Results of this run</Link>],
         ]}
       />
     </Section>
@@ -91,8 +96,8 @@ function Lines({ title, lines = [] }: { title: string; lines?: readonly string[]
 
 const labelOf = (line: Benchmark) => `${line.name}/${line.set}`;
 
-function Benchmarks({ one }: { one: Evaluation }) {
-  const controlled = one.benchmarks.some((line) => line.control != null);
+function Benchmarks({ evaluation }: { evaluation: Evaluation }) {
+  const hasControl = evaluation.benchmarks.some((line) => line.control != null);
   return (
     <Section title="Benchmarks">
       <p className="quiet">
@@ -101,14 +106,14 @@ function Benchmarks({ one }: { one: Evaluation }) {
       <Table
         cards
         caption="Benchmarks"
-        rows={one.benchmarks}
+        rows={evaluation.benchmarks}
         rowKey={labelOf}
         columns={[
           {
             title: "Benchmark",
             cell: (line) => (
               <>
-                {labelOf(line) === one.gate.primary ? <strong>{labelOf(line)}</strong> : labelOf(line)}
+                {labelOf(line) === evaluation.gate.primary ? <strong>{labelOf(line)}</strong> : labelOf(line)}
                 <div className="quiet">
                   {line.metric}; {line.higher_is_better ? "higher" : "lower"} is better
                 </div>
@@ -120,7 +125,7 @@ function Benchmarks({ one }: { one: Evaluation }) {
           { title: "Candidate", numeric: true, cell: (line) => formatNumber(line.candidate) },
           { title: "Improvement", cell: (line) => <Interval value={line.improvement} /> },
           { title: "Flips", cell: (line) => <Flips line={line} /> },
-          ...(controlled
+          ...(hasControl
             ? [
                 {
                   title: "Better than control by",
@@ -176,8 +181,8 @@ function Samples({ samples }: { samples: Evaluation["samples"] }) {
 const TRAINED = ["stage", "method", "backend", "steps", "loss_at_start", "loss_at_end", "seconds"];
 
 function Training({ training }: { training: Evaluation["training"] }) {
-  const named = Object.entries(training as Record<string, Record<string, unknown>>);
-  if (named.length === 0) return null;
+  const trainers = Object.entries(training as Record<string, Record<string, unknown>>);
+  if (trainers.length === 0) return null;
   return (
     <Section title="Training">
       <Table
@@ -186,7 +191,11 @@ function Training({ training }: { training: Evaluation["training"] }) {
         rowKey={(name) => name}
         columns={[
           { title: "", cell: (name) => name.replaceAll("_", " ") },
-          ...named.map(([title, facts]) => ({ title, numeric: true, cell: (name: string) => shownFact(facts[name]) })),
+          ...trainers.map(([title, facts]) => ({
+            title,
+            numeric: true,
+            cell: (name: string) => shownFact(facts[name]),
+          })),
         ]}
       />
     </Section>

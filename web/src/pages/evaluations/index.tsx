@@ -25,7 +25,7 @@ export default function EvaluationsPage() {
     getNextPageParam: (page) => page.next || undefined,
   });
   const pages = list.data?.pages.flatMap((page) => page.evaluations) ?? [];
-  const rows = pages.toSorted((page, other) => other.ended - page.ended); // runs that overlap end in another order
+  const rows = pages.toSorted((page, another) => another.ended - page.ended); // runs that overlap end in another order
   return (
     <Page title="Evaluations">
       <Section title={run ? `Evaluations of the run ${run.slice(0, 8)}` : "Evaluations of runs"}>

@@ -1,4 +1,4 @@
-// What an evaluator said of an adapter, in two words.
+// An evaluator's verdict on an adapter, in two words.
 
 import { useQuery } from "@tanstack/react-query";
 import { client, dataOf } from "../../api/client";

@@ -22,8 +22,8 @@ export default function GpusPage() {
       {gpus.data && <Devices devices={gpus.data.devices ?? []} />}
       <OpenSessions />
       <Queried query={gpus}>
-        {({ state, gpus: found, alerts, driver_version, cuda_version }) =>
-          found.length === 0 ? (
+        {({ state, gpus: gpuList, alerts, driver_version, cuda_version }) =>
+          gpuList.length === 0 ? (
             <Empty title={state === "no GPU" ? "This machine has no GPU" : "The GPUs cannot be read"}>
               <p>
                 {state === "no GPU"
@@ -42,7 +42,7 @@ export default function GpusPage() {
                 </p>
               ))}
               <div className="columns">
-                {found.map((gpu) => (
+                {gpuList.map((gpu) => (
                   <Gpu key={gpu.index} gpu={gpu} />
                 ))}
               </div>
@@ -58,16 +58,16 @@ export default function GpusPage() {
   );
 }
 
-/** Who has each device, since when, and who waits for it. */
+/** Holder of each device, since when, and the waiting jobs. */
 function Devices({ devices }: { devices: readonly DeviceState[] }) {
-  const used = devices.filter((device) => device.holder || device.waiting.length > 0);
-  if (used.length === 0) return null;
+  const usedDevices = devices.filter((device) => device.holder || device.waiting.length > 0);
+  if (usedDevices.length === 0) return null;
   return (
     <Section title="Who has the device">
       <Table
         cards
         caption="Holders of the devices"
-        rows={used}
+        rows={usedDevices}
         rowKey={(row) => row.device}
         columns={[
           { title: "Device", cell: (row) => String(row.device) },
@@ -130,7 +130,7 @@ function OpenSessions() {
 
 /** Processors and memory, and the jobs that use them: what a run on a CPU needs. */
 function Processors({ machine }: { machine: MachineLoad }) {
-  const { memory_used_mb: used, memory_total_mb: total, jobs = [] } = machine;
+  const { memory_used_mb: usedMemory, memory_total_mb: total, jobs = [] } = machine;
   return (
     <Section title="Processors and memory">
       <Facts
@@ -138,10 +138,10 @@ function Processors({ machine }: { machine: MachineLoad }) {
           ["Processors", formatNumber(machine.processors)],
           ["Load, 1 min", formatNumber(machine.load_1)],
           ["Load, 5 min", formatNumber(machine.load_5)],
-          ["Memory", `${formatBytes(used * MIB)} of ${formatBytes(total * MIB)}`],
+          ["Memory", `${formatBytes(usedMemory * MIB)} of ${formatBytes(total * MIB)}`],
         ]}
       />
-      <meter value={used} max={total} aria-label="Memory in use" />
+      <meter value={usedMemory} max={total} aria-label="Memory in use" />
       {jobs.length > 0 && (
         <Table
           caption="Memory of each running job"
@@ -162,13 +162,13 @@ const unit = (value: number | null | undefined, word: string) =>
   value == null ? "not known" : `${formatNumber(value)} ${word}`;
 
 function Gpu({ gpu }: { gpu: GpuUse }) {
-  const used = formatBytes(gpu.memory_used_mb * MIB);
+  const usedMemory = formatBytes(gpu.memory_used_mb * MIB);
   const total = formatBytes(gpu.memory_total_mb * MIB);
   return (
     <Section title={`GPU ${gpu.index}: ${gpu.name}`}>
       <div className="meter">
         <span>
-          Memory: {used} of {total}
+          Memory: {usedMemory} of {total}
         </span>
         <meter
           aria-label={`Memory of GPU ${gpu.index}`}

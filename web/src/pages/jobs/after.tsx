@@ -16,7 +16,7 @@ interface ClosedGate {
 /** Fields of a job that an older service does not give. */
 type WithEnd = JobDetail & { gate?: ClosedGate | null; next?: readonly string[] };
 
-/** The reasons of a gate that said no, with the evaluation that has the numbers. */
+/** The reasons of a gate that refused, with the evaluation that has the numbers. */
 export function Gate({ job }: { job: JobDetail }) {
   const { gate } = job as WithEnd;
   if (!gate) return null;

@@ -34,12 +34,12 @@ export function useCurveStyle(
   axes: readonly Axis[] = ["step"],
 ): [CurveStyle, ReactNode] {
   const [style, setStyle] = useState<CurveStyle>(() => {
-    const stored = JSON.parse(localStorage.getItem(STORED) ?? "{}");
+    const savedCharts = JSON.parse(localStorage.getItem(STORED) ?? "{}");
     return {
-      log: stored.log === true,
-      smoothing: Number(stored.smoothing) || 0,
-      axis: stored.axis in AXES ? stored.axis : "step",
-      hidden: Array.isArray(stored.hidden) ? stored.hidden : [],
+      log: savedCharts.log === true,
+      smoothing: Number(savedCharts.smoothing) || 0,
+      axis: savedCharts.axis in AXES ? savedCharts.axis : "step",
+      hidden: Array.isArray(savedCharts.hidden) ? savedCharts.hidden : [],
     };
   });
   const set = (next: CurveStyle) => {

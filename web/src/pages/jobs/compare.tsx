@@ -38,7 +38,7 @@ export default function ComparePage() {
       refetchInterval: isOver(details[index]?.data?.state) ? (false as const) : REFRESH_MS,
     })),
   });
-  const failed = details.find((detail) => detail.error && !detail.data);
+  const failure = details.find((detail) => detail.error && !detail.data);
   const jobs = details.flatMap((detail) => (detail.data ? [detail.data] : []));
   return (
     <Page title="Compare jobs">
@@ -48,8 +48,8 @@ export default function ComparePage() {
             Mark them in the list of <Link href="/jobs">jobs</Link>.
           </p>
         </Empty>
-      ) : failed ? (
-        <ProblemNote error={failed.error} />
+      ) : failure ? (
+        <ProblemNote error={failure.error} />
       ) : jobs.length < ids.length ? (
         <Loading />
       ) : (
@@ -64,8 +64,8 @@ export default function ComparePage() {
   );
 }
 
-const nameOf = (job: JobDetail, all: readonly JobDetail[]) =>
-  all.filter((other) => other.name === job.name).length > 1 ? `${job.name} ${job.id.slice(-4)}` : job.name;
+const nameOf = (job: JobDetail, allJobs: readonly JobDetail[]) =>
+  allJobs.filter((candidate) => candidate.name === job.name).length > 1 ? `${job.name} ${job.id.slice(-4)}` : job.name;
 
 function Results({ jobs }: { jobs: readonly JobDetail[] }) {
   return (
@@ -124,8 +124,8 @@ function Overlay({ jobs, curves }: { jobs: readonly JobDetail[]; curves: readonl
 
 /** Of two jobs that have ended: what they trained on, the benchmarks on the same rows, and their answers. */
 function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jobs: readonly JobDetail[] }) {
-  const both = [first, second];
-  const areOver = both.every((job) => isOver(job.state));
+  const pair = [first, second];
+  const areOver = pair.every((job) => isOver(job.state));
   const query = useQuery({
     queryKey: ["compare", "pair", first.run_id, second.run_id],
     queryFn: () =>
@@ -133,28 +133,28 @@ function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jo
     enabled: areOver,
     retry: false,
   });
-  const [name, other] = both.map((job) => nameOf(job, jobs)) as [string, string];
+  const [name, secondName] = pair.map((job) => nameOf(job, jobs)) as [string, string];
   if (!areOver) return null;
   return (
-    <Section title={`${name} and ${other}`}>
+    <Section title={`${name} and ${secondName}`}>
       <Queried query={query}>
         {(data) => (
           <>
             <Table
-              caption={`What ${name} and ${other} trained on`}
+              caption={`What ${name} and ${secondName} trained on`}
               rows={data.metrics}
               rowKey={(row) => row.name}
               columns={[
                 { title: "Result", cell: (row) => row.name.replaceAll("_", " ") },
                 { title: name, numeric: true, cell: (row) => shownOf(row.first) },
-                { title: other, numeric: true, cell: (row) => shownOf(row.second) },
+                { title: secondName, numeric: true, cell: (row) => shownOf(row.second) },
               ]}
             />
             {data.benchmarks.length === 0 ? (
               <p className="quiet">They have no benchmark in common: both need an evaluator on the same rows.</p>
             ) : (
               <Table
-                caption={`Benchmarks of ${name} and ${other}`}
+                caption={`Benchmarks of ${name} and ${secondName}`}
                 rows={data.benchmarks}
                 rowKey={(row) => row.name}
                 columns={[
@@ -168,9 +168,9 @@ function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jo
                     ),
                   },
                   { title: name, numeric: true, cell: (row) => formatNumber(row.first) },
-                  { title: other, numeric: true, cell: (row) => formatNumber(row.second) },
+                  { title: secondName, numeric: true, cell: (row) => formatNumber(row.second) },
                   {
-                    title: `Improvement by ${other}`,
+                    title: `Improvement by ${secondName}`,
                     cell: (row) =>
                       row.improvement == null ? (
                         <span className="quiet">not on the same rows</span>
@@ -185,14 +185,14 @@ function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jo
             )}
             {data.samples.length > 0 && (
               <Table
-                caption={`Answers of ${name} and ${other}`}
+                caption={`Answers of ${name} and ${secondName}`}
                 rows={data.samples}
                 rowKey={(_, index) => index}
                 columns={[
                   { title: "Prompt", cell: (row) => <span className="cell-text">{row.prompt}</span> },
                   { title: "Expected", cell: (row) => <span className="cell-text">{row.gold}</span> },
                   { title: name, cell: (row) => <span className="cell-text">{row.first}</span> },
-                  { title: other, cell: (row) => <span className="cell-text">{row.second}</span> },
+                  { title: secondName, cell: (row) => <span className="cell-text">{row.second}</span> },
                 ]}
               />
             )}
@@ -205,7 +205,7 @@ function Pair({ first, second, jobs }: { first: JobDetail; second: JobDetail; jo
 
 const shownOf = (value: unknown) => (typeof value === "number" ? formatNumber(value) : textOf(value) || "not known");
 
-/** What differs on the resolved chains, where each setting that nobody wrote has its default. */
+/** Differences of the resolved chains, where each missing setting has its default. */
 function Differences({ jobs }: { jobs: readonly JobDetail[] }) {
   const ids = jobs.map((job) => job.id);
   const query = useQuery({

@@ -2,8 +2,8 @@ import { describe, expect, it } from "vitest";
 import type { Point, TrainingCurve } from "../../api/schema";
 import { curveOf, metricsOf, placesOn, seriesOf, titleOf } from "./curves";
 
-const curve = (points: Partial<Point>[], rest: Partial<TrainingCurve> = {}) =>
-  curveOf({ node: "trainer", points, ...rest } as TrainingCurve);
+const curve = (points: Partial<Point>[], fields: Partial<TrainingCurve> = {}) =>
+  curveOf({ node: "trainer", points, ...fields } as TrainingCurve);
 
 const TIMED = curve([
   { step: 1, loss: 3, time: 100, tokens_per_second: 10 },

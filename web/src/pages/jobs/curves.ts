@@ -28,8 +28,8 @@ export function metricsOf(curves: readonly NodeCurve[]): Metric[] {
       curve.points.flatMap((point) => Object.keys(point).filter((name) => valueOf(point, name) != null)),
     ),
   );
-  const titled = Object.keys(METRICS).filter((name) => names.delete(name));
-  return [...titled, ...[...names].sort()].filter((name) => !NO_METRIC.includes(name));
+  const titledMetrics = Object.keys(METRICS).filter((name) => names.delete(name));
+  return [...titledMetrics, ...[...names].sort()].filter((name) => !NO_METRIC.includes(name));
 }
 
 export const titleOf = (metric: Metric): string => (METRICS as Record<string, string>)[metric] ?? labelOf(metric);
@@ -49,22 +49,22 @@ const SECONDS = 60;
 export function placesOn(axis: Axis, curve: NodeCurve, epochsPerStep: number | null): number[] | null {
   const { points } = curve;
   if (axis === "step") return points.map((point) => point.step);
-  const written = points.map((point) => valueOf(point, axis));
-  if (axis !== "time" && written.length > 0 && written.every((entry) => entry != null)) return written as number[];
+  const values = points.map((point) => valueOf(point, axis));
+  if (axis !== "time" && values.length > 0 && values.every((entry) => entry != null)) return values as number[];
   if (axis === "epoch") return epochsPerStep == null ? null : points.map((point) => point.step * epochsPerStep);
   const first = points[0]?.time ?? 0;
   if (axis === "time") return points.map((point) => ((point.time ?? first) - first) / SECONDS);
   if (points.every((point) => point.tokens_per_second == null)) return null;
-  let [sum, before] = [0, first];
+  let [sum, lastTime] = [0, first];
   return points.map((point) => {
-    const now = point.time ?? before;
-    sum += Math.max(0, now - before) * (point.tokens_per_second ?? 0);
-    before = now;
+    const time = point.time ?? lastTime;
+    sum += Math.max(0, time - lastTime) * (point.tokens_per_second ?? 0);
+    lastTime = time;
     return sum;
   });
 }
 
-/** Above so many points the curve is asked for again, in fewer. */
+/** Above this number of points the curve is requested again, with fewer. */
 const MOST_POINTS = 4000;
 
 type Columns = Record<string, (number | null)[]>;
@@ -90,10 +90,10 @@ export const curveOf = (event: TrainingCurve): NodeCurve => ({
   high: event.high ?? {},
 });
 
-/** The curve with new steps; a restart removes what is beyond its checkpoint. */
-function extend(curve: NodeCurve, added: NewPoints["points"]): NodeCurve {
+/** The curve with new steps; a restart removes the steps beyond its checkpoint. */
+function extend(curve: NodeCurve, newPoints: NewPoints["points"]): NodeCurve {
   let points = [...curve.points];
-  for (const { restarted_from: from, ...point } of added) {
+  for (const { restarted_from: from, ...point } of newPoints) {
     if (from !== undefined) points = points.filter((entry) => from !== null && entry.step <= from);
     else {
       while (points.length > 0 && points.at(-1)!.step >= point.step!) points.pop();
@@ -104,23 +104,23 @@ function extend(curve: NodeCurve, added: NewPoints["points"]): NodeCurve {
 }
 
 /** Follow the curves of every trainer of a job. `over`: the job has ended; a resume opens the stream again. */
-export function useCurves(job: string, over: boolean): { curves: NodeCurve[]; state: StreamState } {
+export function useCurves(job: string, isEnded: boolean): { curves: NodeCurve[]; state: StreamState } {
   const [curves, setCurves] = useState<Record<string, NodeCurve>>({});
   const [part, setPart] = useState(0);
-  const requested = useRef(0);
-  const path = `/jobs/${encodeURIComponent(job)}/metrics#${over ? "over" : "live"}-${part}`;
+  const requestCount = useRef(0);
+  const path = `/jobs/${encodeURIComponent(job)}/metrics#${isEnded ? "over" : "live"}-${part}`;
   const state = useEventStream(path, {
-    curve: (event: TrainingCurve) => setCurves((before) => ({ ...before, [event.node]: curveOf(event) })),
+    curve: (event: TrainingCurve) => setCurves((previous) => ({ ...previous, [event.node]: curveOf(event) })),
     points: (event: NewPoints) =>
-      setCurves((before) => {
-        const current = before[event.node];
-        if (!current) return before;
+      setCurves((previous) => {
+        const current = previous[event.node];
+        if (!current) return previous;
         const next = extend(current, event.points);
-        if (next.points.length > MOST_POINTS && requested.current === part) {
-          requested.current = part + 1;
+        if (next.points.length > MOST_POINTS && requestCount.current === part) {
+          requestCount.current = part + 1;
           window.setTimeout(() => setPart(part + 1));
         }
-        return { ...before, [event.node]: next };
+        return { ...previous, [event.node]: next };
       }),
     end: () => undefined,
   });

@@ -32,8 +32,8 @@ const RunGraph = lazy(() => import("../chains/run_graph"));
 
 export default function JobPage({ job }: { job: string }) {
   const query = useJob(job);
-  const over = isOver(query.data?.state);
-  useJobEvents(job, over);
+  const isEnded = isOver(query.data?.state);
+  useJobEvents(job, isEnded);
   return (
     <Page title={query.data?.name ?? "Job"} actions={query.data && <Actions job={query.data} />}>
       <Queried query={query}>
@@ -51,9 +51,9 @@ export default function JobPage({ job }: { job: string }) {
             <Suspense fallback={<Loading />}>
               <RunGraph run={data.id} />
             </Suspense>
-            <Curves job={data} over={over} />
+            <Curves job={data} isEnded={isEnded} />
             <Section title="Log">
-              <JobLog job={data.id} nodes={data.trainings.map((training) => training.node)} over={over} />
+              <JobLog job={data.id} nodes={data.trainings.map((training) => training.node)} isEnded={isEnded} />
             </Section>
             <Checkpoints job={data} />
             <Samples job={data} />
@@ -157,19 +157,19 @@ function Summary({ job }: { job: JobDetail }) {
   );
 }
 
-/** Tags by which the service finds a run: what they say is said elsewhere on the page. */
+/** Tags by which the service finds a run: other parts of the page show their values. */
 const isOwnTag = (tag: string, job: string) =>
   ["job", "template", job].includes(tag) ||
   /^(chain|tenant|revision|digest|run|group|sweep|trace|continues):/.test(tag);
 
-/** What is left of a training, and how that is known. */
-function leftOf(left: NonNullable<JobDetail["left"]>[number]): string {
-  if (left.seconds == null) return "not known before its second step";
-  return `${formatDuration(left.seconds)}, ${left.basis === "steps" ? "at the pace of its newest steps" : "by the plan"}`;
+/** Remaining time of a training, and its basis. */
+function leftOf(remaining: NonNullable<JobDetail["left"]>[number]): string {
+  if (remaining.seconds == null) return "not known before its second step";
+  return `${formatDuration(remaining.seconds)}, ${remaining.basis === "steps" ? "at the pace of its newest steps" : "by the plan"}`;
 }
 
-function Curves({ job, over }: { job: JobDetail; over: boolean }) {
-  const { curves, state } = useCurves(job.id, over);
+function Curves({ job, isEnded }: { job: JobDetail; isEnded: boolean }) {
+  const { curves, state } = useCurves(job.id, isEnded);
   const epochs = useEpochs(job);
   const axes = (Object.keys(AXES) as Axis[]).filter((axis) =>
     curves.some((curve) => placesOn(axis, curve, epochs[curve.node] ?? null) != null),
@@ -197,7 +197,7 @@ function Curves({ job, over }: { job: JobDetail; over: boolean }) {
       ) : (
         <Empty title="No step yet">
           <p>
-            {over ? "The job ended before its first step." : "The curves begin with the first step of the training."}
+            {isEnded ? "The job ended before its first step." : "The curves begin with the first step of the training."}
           </p>
         </Empty>
       )}

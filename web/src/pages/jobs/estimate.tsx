@@ -1,4 +1,4 @@
-// What the job would do, before it starts: rows, steps, memory, time, reused results, and why it would be refused.
+// Estimate of a job before it starts: rows, steps, memory, time, reused results, and refusals.
 
 import { client, dataOf, type ProblemReason } from "../../api/client";
 import type { ChainPlan } from "../../api/schema";
@@ -32,7 +32,7 @@ export function Estimate({ draft, plan, fieldOf }: { draft: Values; plan: Planni
       }
     >
       {plan.isPending ? (
-        <Loading what="Planning" onCancel={plan.cancel} />
+        <Loading label="Planning" onCancel={plan.cancel} />
       ) : plan.error ? (
         <ProblemNote error={plan.error} fieldOf={fieldOf} />
       ) : plan.data ? (
@@ -50,7 +50,7 @@ export function PlannedNodes({ plan, fieldOf }: { plan: ChainPlan; fieldOf?: Fie
   const asks = plan.nodes.some((node) =>
     node.estimate.basis.some((note) => note.startsWith("few rows: ") || note.startsWith("small base: ")),
   );
-  const refused = new Set(refusals.map((refusal) => refusal.line));
+  const refusedLines = new Set(refusals.map((refusal) => refusal.line));
   return (
     <div aria-live="polite">
       {refusals.length > 0 ? (
@@ -82,7 +82,7 @@ export function PlannedNodes({ plan, fieldOf }: { plan: ChainPlan; fieldOf?: Fie
           {
             title: "Notes",
             cell: (node) =>
-              [refused.has(node.problem ?? "") ? "" : node.problem, ...(node.advice ?? []), ...node.estimate.basis]
+              [refusedLines.has(node.problem ?? "") ? "" : node.problem, ...(node.advice ?? []), ...node.estimate.basis]
                 .filter(Boolean)
                 .map((text, index) => <div key={index}>{text}</div>),
           },

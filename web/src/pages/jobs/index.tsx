@@ -23,7 +23,7 @@ const FILTERS = {
 
 export default function JobsPage() {
   const [search, setSearch] = useSearchParams();
-  const [chosen, setChosen] = useState<readonly string[]>([]);
+  const [selection, setSelection] = useState<readonly string[]>([]);
   const [, navigate] = useLocation();
   const { allows } = useLogin();
   const filter = Object.fromEntries(
@@ -35,8 +35,8 @@ export default function JobsPage() {
   const jobs = useJobs({ ...filter, ...(pages.cursor ? { cursor: pages.cursor } : {}) });
   const setFilter = (name: string, value: string) =>
     setSearch(
-      (before) => {
-        const next = new URLSearchParams(before);
+      (previous) => {
+        const next = new URLSearchParams(previous);
         if (value) next.set(name, value);
         else next.delete(name);
         return next;
@@ -51,10 +51,10 @@ export default function JobsPage() {
         <>
           <button
             type="button"
-            disabled={chosen.length < 2}
-            onClick={() => navigate(`/jobs/compare?${chosen.map((id) => `job=${id}`).join("&")}`)}
+            disabled={selection.length < 2}
+            onClick={() => navigate(`/jobs/compare?${selection.map((id) => `job=${id}`).join("&")}`)}
           >
-            Compare {chosen.length > 0 && chosen.length}
+            Compare {selection.length > 0 && selection.length}
           </button>
           {allows("run") && (
             <Link href="/jobs/new" className="button primary">
@@ -116,11 +116,11 @@ export default function JobsPage() {
             {data.jobs.length === 0 ? (
               <NoJobs isFiltered={isFiltered} onClear={() => setSearch({})} />
             ) : (
-              <GroupedJobs found={data} chosen={chosen} onChoose={setChosen} />
+              <GroupedJobs jobList={data} selection={selection} onChoose={setSelection} />
             )}
             <Pager
               label="jobs"
-              shown={pages.page || data.next ? `Page ${pages.page + 1}` : ""}
+              range={pages.page || data.next ? `Page ${pages.page + 1}` : ""}
               hasPrevious={pages.page > 0}
               hasNext={Boolean(data.next)}
               onPrevious={pages.previous}
@@ -152,8 +152,8 @@ function NoJobs({ isFiltered, onClear }: { isFiltered: boolean; onClear: () => v
 }
 
 interface JobTableProps {
-  found: JobList;
-  chosen: readonly string[];
+  jobList: JobList;
+  selection: readonly string[];
   onChoose: (selection: readonly string[]) => void;
   caption?: string;
 }
@@ -164,14 +164,14 @@ const groupsOf = (jobs: readonly Job[]): string[] => [
 ];
 
 /** Jobs of a group are together, where their newest one is in the order of all; the others are one by one. */
-function GroupedJobs({ found, chosen, onChoose }: JobTableProps) {
-  const groups = groupsOf(found.jobs);
-  if (groups.length === 0) return <JobTable found={found} chosen={chosen} onChoose={onChoose} />;
-  const single = found.jobs.filter((job) => !job.group);
+function GroupedJobs({ jobList, selection, onChoose }: JobTableProps) {
+  const groups = groupsOf(jobList.jobs);
+  if (groups.length === 0) return <JobTable jobList={jobList} selection={selection} onChoose={onChoose} />;
+  const single = jobList.jobs.filter((job) => !job.group);
   return (
     <>
       {groups.map((name) => {
-        const jobs = found.jobs.filter((job) => job.group === name);
+        const jobs = jobList.jobs.filter((job) => job.group === name);
         return (
           <section key={name} aria-label={`Group ${name}`}>
             <h2 className="group-title">
@@ -184,14 +184,19 @@ function GroupedJobs({ found, chosen, onChoose }: JobTableProps) {
                 </Link>
               )}
             </h2>
-            <JobTable found={{ ...found, jobs }} chosen={chosen} onChoose={onChoose} caption={`Jobs of ${name}`} />
+            <JobTable
+              jobList={{ ...jobList, jobs }}
+              selection={selection}
+              onChoose={onChoose}
+              caption={`Jobs of ${name}`}
+            />
           </section>
         );
       })}
       {single.length > 0 && (
         <section aria-label="Jobs without a group">
           <h2 className="group-title">Without a group</h2>
-          <JobTable found={{ ...found, jobs: single }} chosen={chosen} onChoose={onChoose} />
+          <JobTable jobList={{ ...jobList, jobs: single }} selection={selection} onChoose={onChoose} />
         </section>
       )}
     </>
@@ -204,14 +209,14 @@ const compareOf = (jobs: readonly Job[]): string =>
     .map((job) => `job=${job.id}`)
     .join("&")}`;
 
-function JobTable({ found, chosen, onChoose, caption = "Jobs, the newest first" }: JobTableProps) {
+function JobTable({ jobList, selection, onChoose, caption = "Jobs, the newest first" }: JobTableProps) {
   const toggle = (job: Job) =>
-    onChoose(chosen.includes(job.id) ? chosen.filter((id) => id !== job.id) : [...chosen, job.id]);
+    onChoose(selection.includes(job.id) ? selection.filter((id) => id !== job.id) : [...selection, job.id]);
   return (
     <Table
       cards
       caption={caption}
-      rows={found.jobs}
+      rows={jobList.jobs}
       rowKey={(job) => job.id}
       columns={[
         {
@@ -220,8 +225,8 @@ function JobTable({ found, chosen, onChoose, caption = "Jobs, the newest first" 
             <input
               type="checkbox"
               aria-label={`Compare ${job.name} ${job.id}`}
-              checked={chosen.includes(job.id)}
-              disabled={!chosen.includes(job.id) && chosen.length >= MOST_COMPARED}
+              checked={selection.includes(job.id)}
+              disabled={!selection.includes(job.id) && selection.length >= MOST_COMPARED}
               onChange={() => toggle(job)}
             />
           ),
@@ -282,9 +287,9 @@ function JobTime({ job }: { job: Job }) {
 }
 
 function TrainingLeft({ job }: { job: string }) {
-  const left = (useJob(job).data?.left ?? []).map((part) => part.seconds);
-  if (left.length === 0 || left.some((seconds) => seconds == null)) return null;
+  const remaining = (useJob(job).data?.left ?? []).map((part) => part.seconds);
+  if (remaining.length === 0 || remaining.some((seconds) => seconds == null)) return null;
   return (
-    <div className="quiet">{formatDuration(left.reduce<number>((sum, part) => sum + part!, 0))} left to train</div>
+    <div className="quiet">{formatDuration(remaining.reduce<number>((sum, part) => sum + part!, 0))} left to train</div>
   );
 }

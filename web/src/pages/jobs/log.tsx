@@ -9,7 +9,7 @@ import { ProblemNote } from "../../components/notes";
 
 const RUN = "run";
 const POLL_MS = 2000;
-/** What is read at once: of a large log the end, then the part before on request. */
+/** Bytes of one request: of a large log the end, then the part before on request. */
 const FIRST_LINES = 500;
 const PART_BYTES = 1 << 18;
 /** What a page keeps of a log, so that its memory is bounded. */
@@ -19,30 +19,30 @@ const MOST_CHARACTERS = 1 << 23;
 interface JobLogProps {
   job: string;
   nodes: readonly string[];
-  over: boolean;
+  isEnded: boolean;
 }
 
-export function JobLog({ job, nodes, over }: JobLogProps) {
-  const [chosen, setChosen] = useState("");
-  const source = chosen || nodes.at(-1) || RUN;
+export function JobLog({ job, nodes, isEnded }: JobLogProps) {
+  const [selectedSource, setSelectedSource] = useState("");
+  const source = selectedSource || nodes.at(-1) || RUN;
   const picker = (
     <label>
       <span className="visually-hidden">Log of</span>
-      <select value={source} onChange={(event) => setChosen(event.target.value)}>
+      <select value={source} onChange={(event) => setSelectedSource(event.target.value)}>
         {[RUN, ...nodes].map((node) => (
           <option key={node}>{node}</option>
         ))}
       </select>
     </label>
   );
-  const parts = { job, source, over, picker };
+  const parts = { job, source, isEnded, picker };
   return source === RUN ? <RunLog key={job} {...parts} /> : <TrainerLog key={`${job}/${source}`} {...parts} />;
 }
 
 interface PartProps {
   job: string;
   source: string;
-  over: boolean;
+  isEnded: boolean;
   picker: React.ReactNode;
 }
 
@@ -67,9 +67,9 @@ const isFull = (chunks: readonly Chunk[]) =>
 
 /** The newest chunks that fit; the oldest ones are read again by *Load earlier*. */
 function keepNewest(chunks: Chunk[]): Chunk[] {
-  let rest = chunks;
-  while (rest.length > 1 && isFull(rest)) rest = rest.slice(1);
-  return rest;
+  let remainingChunks = chunks;
+  while (remainingChunks.length > 1 && isFull(remainingChunks)) remainingChunks = remainingChunks.slice(1);
+  return remainingChunks;
 }
 
 /** A part of a log before an offset, or at its end. */
@@ -82,8 +82,8 @@ async function readPart(job: string, source: string, range: { before: number } |
   return chunkOf(part.first_offset?.[source] ?? 0, part.next_offset?.[source] ?? 0, texts);
 }
 
-/** What a trainer prints: the end of it at once, then each line as it comes, and what is before on request. */
-function TrainerLog({ job, source, over, picker }: PartProps) {
+/** A trainer's log: its end at once, then each line as it comes, and earlier lines on request. */
+function TrainerLog({ job, source, isEnded, picker }: PartProps) {
   const [chunks, setChunks] = useState<Chunk[] | null>(null);
   // Asked until it is there once, also after an outage; the stream continues from its end.
   const newest = useQuery({
@@ -95,21 +95,22 @@ function TrainerLog({ job, source, over, picker }: PartProps) {
   });
   if (chunks === null && newest.data) setChunks([newest.data]); // what is read again later is in the stream
   const earlier = useMutation({
-    mutationFn: (before: number) => readPart(job, source, { before }),
-    onSuccess: (chunk) => setChunks((before) => (before?.[0]?.first === chunk.next ? [chunk, ...before] : before)),
+    mutationFn: (offset: number) => readPart(job, source, { before: offset }),
+    onSuccess: (chunk) =>
+      setChunks((previous) => (previous?.[0]?.first === chunk.next ? [chunk, ...previous] : previous)),
   });
   const range = `/jobs/${encodeURIComponent(job)}/logs?source=${encodeURIComponent(source)}`;
   const state = useEventStream(
-    chunks === null ? "" : `${range}#${over ? "over" : "live"}`,
+    chunks === null ? "" : `${range}#${isEnded ? "over" : "live"}`,
     {
       lines: (event: { lines: string[] }, id: string) => {
         // The id of an event is `source=offset.inode`: where its last line ends.
         const end = Number(/=(\d+)\.\d+$/.exec(id)?.[1] ?? NaN);
-        setChunks((before) => {
-          const start = before?.at(-1)?.next ?? 0;
+        setChunks((previous) => {
+          const start = previous?.at(-1)?.next ?? 0;
           const isNew = end < start; // the file was cut or replaced: it begins again
           const chunk = chunkOf(isNew ? 0 : start, end, event.lines);
-          return keepNewest(isNew ? [chunk] : [...(before ?? []), chunk]);
+          return keepNewest(isNew ? [chunk] : [...(previous ?? []), chunk]);
         });
       },
       end: () => undefined,
@@ -143,10 +144,10 @@ function TrainerLog({ job, source, over, picker }: PartProps) {
   );
 }
 
-/** The run's own log: Prefect has no stream of it, so that new lines are asked for. */
-function RunLog({ job, over, picker }: PartProps) {
+/** The run's own log: Prefect has no stream of it, so new lines are polled. */
+function RunLog({ job, isEnded, picker }: PartProps) {
   const log = useQuery({
-    queryKey: ["log", job, over],
+    queryKey: ["log", job, isEnded],
     queryFn: async () => {
       const lines: LogLine[] = [];
       for (let offset = 0; ;) {
@@ -160,12 +161,12 @@ function RunLog({ job, over, picker }: PartProps) {
         offset = next;
       }
     },
-    refetchInterval: over ? false : POLL_MS,
+    refetchInterval: isEnded ? false : POLL_MS,
   });
   return (
     <>
       {log.error && <ProblemNote error={log.error} onRetry={() => void log.refetch()} />}
-      <LogView lines={log.data ?? []} state={over ? "ended" : "live"} fileName={`${job}-run.log`}>
+      <LogView lines={log.data ?? []} state={isEnded ? "ended" : "live"} fileName={`${job}-run.log`}>
         {picker}
       </LogView>
     </>

@@ -25,13 +25,13 @@ const FIRST = ["name", "dataset", "base_model", "stage", "method", "hyperparamet
 
 type Values = Record<string, unknown>;
 
-/** What was filled in, kept for a reload of the page until the job is started. */
+/** The filled-in form, kept for a reload of the page until the job is started. */
 function useDraft(): [Values, Dispatch<SetStateAction<Values>>] {
   const [search] = useSearchParams();
   const [draft, setDraft] = useState<Values>(() => {
-    const stored = JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}");
+    const savedDraft = JSON.parse(sessionStorage.getItem(DRAFT) ?? "{}");
     const path = search.get("path"); // of who comes from the overview
-    return path ? { ...stored, dataset: { path } } : stored;
+    return path ? { ...savedDraft, dataset: { path } } : savedDraft;
   });
   useEffect(() => sessionStorage.setItem(DRAFT, JSON.stringify(draft)), [draft]);
   return [draft, setDraft];
@@ -42,18 +42,18 @@ const ASK_AFTER_MS = 300;
 const withoutUndefined = (values: Values): Values =>
   Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined));
 
-/** The values that the job takes for what is left out: they depend on its stage, its method and this machine. */
+/** Defaults of the job's fields: they depend on its stage, its method and this machine. */
 function useDefaults(draft: Values): Values {
-  const [settled, setSettled] = useState(draft);
+  const [settledDraft, setSettledDraft] = useState(draft);
   useEffect(() => {
-    const handle = window.setTimeout(() => setSettled(draft), ASK_AFTER_MS);
+    const handle = window.setTimeout(() => setSettledDraft(draft), ASK_AFTER_MS);
     return () => window.clearTimeout(handle);
   }, [draft]);
   const [latest, setLatest] = useState<Values>({});
   const { data } = useQuery({
-    queryKey: ["defaults", settled],
+    queryKey: ["defaults", settledDraft],
     // They do not depend on the data set, which may not be named yet.
-    queryFn: ({ signal }) => expand({ target: { ...settled, dataset: { path: "data" } } }, signal),
+    queryFn: ({ signal }) => expand({ target: { ...settledDraft, dataset: { path: "data" } } }, signal),
     retry: false,
   });
   const defaults = defaultsOf(data, "trainer");
@@ -89,17 +89,17 @@ function JobForm({ schema }: { schema: JsonSchema }) {
           body: spec as unknown as JobSpec,
         }),
       ),
-    onSuccess: async (started) => {
+    onSuccess: async (startedJob) => {
       sessionStorage.removeItem(DRAFT);
       await queries.invalidateQueries({ queryKey: ["jobs"] });
-      navigate(`/jobs/${started.id}`);
+      navigate(`/jobs/${startedJob.id}`);
     },
   });
   const question = useQuestion(start.variables?.spec === draft ? questionsOf(start.error) : []);
   const plan = usePlan();
-  const refused = (questionsOf(start.error).length > 0 ? null : start.error) ?? plan.error;
+  const refusal = (questionsOf(start.error).length > 0 ? null : start.error) ?? plan.error;
   const problems = [
-    ...(refused instanceof Problem ? refused.errors : []),
+    ...(refusal instanceof Problem ? refusal.errors : []),
     ...((plan.data?.refusals ?? []) as unknown as ProblemReason[]),
   ].map(problemOfJob);
   const distinct = new Map(problems.map((problem) => [`${problem.field} ${problem.because}`, problem])); // of the start and the estimate
@@ -115,7 +115,10 @@ function JobForm({ schema }: { schema: JsonSchema }) {
   const hints = Object.fromEntries(folder ? [[paths.rows, `A relative path starts in \`${folder}\`.`]] : []);
   // An upload may end after other fields were written.
   const setDataset = (change: Values) =>
-    setDraft((before) => ({ ...before, dataset: withoutUndefined({ ...(before.dataset as Values), ...change }) }));
+    setDraft((previous) => ({
+      ...previous,
+      dataset: withoutUndefined({ ...(previous.dataset as Values), ...change }),
+    }));
   const extras = {
     [paths.rows]: <Upload onUploaded={(path) => setDataset({ path, columns: undefined })} />,
   };
@@ -130,8 +133,8 @@ function JobForm({ schema }: { schema: JsonSchema }) {
     ),
   };
   const form = { schema, value: draft, onChange: setDraft, problems: [...distinct.values()] };
-  const shared = { ...form, defaults, choices, hints, extras, controls };
-  const rest = Object.keys(schema.properties ?? {}).filter((name) => !FIRST.includes(name));
+  const commonProps = { ...form, defaults, choices, hints, extras, controls };
+  const furtherFields = Object.keys(schema.properties ?? {}).filter((name) => !FIRST.includes(name));
   return (
     <form
       className="stack"
@@ -141,10 +144,10 @@ function JobForm({ schema }: { schema: JsonSchema }) {
       }}
     >
       <Section title="Training">
-        <SchemaForm {...shared} only={FIRST} />
-        <details open={problems.some((problem) => rest.includes(problem.field.split(".")[0]!)) || undefined}>
+        <SchemaForm {...commonProps} only={FIRST} />
+        <details open={problems.some((problem) => furtherFields.includes(problem.field.split(".")[0]!)) || undefined}>
           <summary>More settings</summary>
-          <SchemaForm {...shared} only={rest} />
+          <SchemaForm {...commonProps} only={furtherFields} />
         </details>
       </Section>
       <DataPreview draft={draft} />

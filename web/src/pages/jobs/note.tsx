@@ -26,14 +26,14 @@ export function Note({ job }: { job: Pick<Job, "id" | "note"> }) {
       setText(null);
     },
   });
-  const stored = job.note ?? "";
+  const savedNote = job.note ?? "";
   if (!allows("run"))
-    return stored ? (
+    return savedNote ? (
       <Section title="Note">
-        <p className="note">{stored}</p>
+        <p className="note">{savedNote}</p>
       </Section>
     ) : null;
-  const isChanged = text !== null && text !== stored;
+  const isChanged = text !== null && text !== savedNote;
   return (
     <Section title="Note">
       <label htmlFor={id} className="visually-hidden">
@@ -45,7 +45,7 @@ export function Note({ job }: { job: Pick<Job, "id" | "note"> }) {
         rows={2}
         maxLength={MOST_CHARS}
         placeholder="What was tried, what to remember"
-        value={text ?? stored}
+        value={text ?? savedNote}
         onChange={(event) => setText(event.target.value)}
       />
       {isChanged && (

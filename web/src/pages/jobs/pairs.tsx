@@ -26,26 +26,29 @@ export interface GenerationPreview {
   advice: string;
 }
 
-export function GeneratedPairs({ found }: { found: GenerationPreview }) {
-  const cost = found.model_cost;
+export function GeneratedPairs({ generation }: { generation: GenerationPreview }) {
+  const cost = generation.model_cost;
   return (
     <>
-      {found.advice && (
-        <p className={found.enough ? undefined : "banner"} role="status">
-          {found.advice}
+      {generation.advice && (
+        <p className={generation.enough ? undefined : "banner"} role="status">
+          {generation.advice}
         </p>
       )}
       <Facts
         facts={[
-          ["Pairs", `${formatNumber(found.found_pairs)} of ${formatNumber(found.wanted_pairs)}`],
-          ["Rows to train on", `${formatNumber(found.trained_rows)} of ${formatNumber(found.wanted_rows)}`],
-          ["Documents with pairs", `${formatNumber(found.documents_with_pairs)} of ${formatNumber(found.documents)}`],
+          ["Pairs", `${formatNumber(generation.found_pairs)} of ${formatNumber(generation.wanted_pairs)}`],
+          ["Rows to train on", `${formatNumber(generation.trained_rows)} of ${formatNumber(generation.wanted_rows)}`],
+          [
+            "Documents with pairs",
+            `${formatNumber(generation.documents_with_pairs)} of ${formatNumber(generation.documents)}`,
+          ],
           [
             "Sentences in an answer",
-            `${formatNumber(found.used_sentences)} of ${formatNumber(found.sentences)} (${formatPercent(found.coverage)})`,
+            `${formatNumber(generation.used_sentences)} of ${formatNumber(generation.sentences)} (${formatPercent(generation.coverage)})`,
           ],
-          ["Words for each pair", formatNumber(found.words_per_pair)],
-          ["Only ask what a page is about", formatPercent(found.last_resort_share)],
+          ["Words for each pair", formatNumber(generation.words_per_pair)],
+          ["Only ask what a page is about", formatPercent(generation.last_resort_share)],
           [
             "With a model instead",
             `${formatNumber(cost.calls)} calls, ${formatNumber(cost.prompt_tokens)} tokens read, ` +
@@ -55,7 +58,7 @@ export function GeneratedPairs({ found }: { found: GenerationPreview }) {
       />
       <Table
         caption="Kinds of questions"
-        rows={Object.entries(found.kinds)}
+        rows={Object.entries(generation.kinds)}
         rowKey={([kind]) => kind}
         columns={[
           { title: "Kind", cell: ([kind]) => kind.replaceAll("_", " ") },
@@ -65,7 +68,7 @@ export function GeneratedPairs({ found }: { found: GenerationPreview }) {
       <Table
         cards
         caption="Examples of pairs"
-        rows={found.examples}
+        rows={generation.examples}
         rowKey={(_, index) => index}
         columns={[
           { title: "Question", cell: (pair) => <span className="cell-text">{pair.question}</span> },
@@ -74,11 +77,11 @@ export function GeneratedPairs({ found }: { found: GenerationPreview }) {
           { title: "Document", cell: (pair) => pair.source },
         ]}
       />
-      {found.documents_without_pairs.length > 0 && (
+      {generation.documents_without_pairs.length > 0 && (
         <details>
           <summary>Documents without a pair</summary>
           <ul>
-            {found.documents_without_pairs.map((name) => (
+            {generation.documents_without_pairs.map((name) => (
               <li key={name}>{name}</li>
             ))}
           </ul>
@@ -92,8 +95,8 @@ const EXAMPLES = 10;
 
 /** A button that shows the pairs of documents before anything is started. */
 export function PairsPreview({ path, count, wordings }: { path: unknown; count?: unknown; wordings?: unknown }) {
-  const preview = useCancelable((given: Record<string, unknown>, signal) =>
-    dataOf(client.GET("/api/v1/data/preview", { params: { query: given as never }, signal })),
+  const preview = useCancelable((settings: Record<string, unknown>, signal) =>
+    dataOf(client.GET("/api/v1/data/preview", { params: { query: settings as never }, signal })),
   );
   const query = {
     path,
@@ -113,11 +116,11 @@ export function PairsPreview({ path, count, wordings }: { path: unknown; count?:
       >
         Show pairs
       </button>
-      {preview.isPending && <Loading what="Reading the documents" onCancel={preview.cancel} />}
+      {preview.isPending && <Loading label="Reading the documents" onCancel={preview.cancel} />}
       {preview.error && !preview.isPending && <ProblemNote error={preview.error} />}
       {generation && !preview.isPending && (
         <section aria-label="Pairs of the documents">
-          <GeneratedPairs found={generation} />
+          <GeneratedPairs generation={generation} />
         </section>
       )}
     </div>

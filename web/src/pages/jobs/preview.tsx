@@ -1,4 +1,4 @@
-// A data set as the training would see it: its rows through the chat template, what is learned, lengths, problems.
+// A data set as the training would see it: its rows through the chat template, learned tokens, lengths, problems.
 
 import { client, dataOf } from "../../api/client";
 import type { DataPreview as Preview } from "../../api/schema";
@@ -30,8 +30,8 @@ function queryOf(draft: Values): Values | null {
 
 export function DataPreview({ draft, title = "Data" }: { draft: Values; title?: string }) {
   const query = queryOf(draft);
-  const preview = useCancelable((given: Values, signal) =>
-    dataOf(client.GET("/api/v1/data/preview", { params: { query: given as never }, signal })),
+  const preview = useCancelable((settings: Values, signal) =>
+    dataOf(client.GET("/api/v1/data/preview", { params: { query: settings as never }, signal })),
   );
   return (
     <Section
@@ -48,7 +48,7 @@ export function DataPreview({ draft, title = "Data" }: { draft: Values; title?: 
       }
     >
       {preview.isPending ? (
-        <Loading what="Reading and rendering the rows" onCancel={preview.cancel} />
+        <Loading label="Reading and rendering the rows" onCancel={preview.cancel} />
       ) : preview.error ? (
         <ProblemNote error={preview.error} />
       ) : preview.data ? (
@@ -86,7 +86,7 @@ function Shown({ preview }: { preview: Preview }) {
           {later.refusal}
         </p>
       )}
-      {later.generation && <GeneratedPairs found={later.generation} />}
+      {later.generation && <GeneratedPairs generation={later.generation} />}
       <Facts
         facts={[
           ["Format", [raw.format, ...(raw.notes ?? [])].join("; ")],
@@ -162,8 +162,8 @@ function Shown({ preview }: { preview: Preview }) {
             {row.source} {row.side} {row.tokens} tokens, {row.learned_tokens} learned
           </p>
           <p className="sample" tabIndex={0} role="group" aria-label={`Row ${index + 1}`}>
-            {row.parts.map((part, at) => (
-              <span key={at} className={part.learned ? "learned" : undefined}>
+            {row.parts.map((part, position) => (
+              <span key={position} className={part.learned ? "learned" : undefined}>
                 {part.text}
               </span>
             ))}

@@ -1,4 +1,4 @@
-// Where the results of a job come from: what was read, what each node left, and how it was trained.
+// Provenance of a job's results: its data, the result of each node, and its training.
 
 import { useQuery } from "@tanstack/react-query";
 import { client, dataOf } from "../../api/client";
@@ -17,7 +17,7 @@ export function Provenance({ job }: { job: JobDetail }) {
   return (
     <Section title="Provenance">
       <Queried query={query}>
-        {(data) => (data.digest ? <Origins found={data} /> : <p className="quiet">The job has not begun.</p>)}
+        {(data) => (data.digest ? <Origins provenance={data} /> : <p className="quiet">The job has not begun.</p>)}
       </Queried>
     </Section>
   );
@@ -26,19 +26,19 @@ export function Provenance({ job }: { job: JobDetail }) {
 const digest = (sha256: string | undefined) =>
   sha256 ? <code title={sha256}>{sha256.slice(0, 12)}</code> : <span className="quiet">no longer stored</span>;
 
-function Origins({ found }: { found: Provenances }) {
+function Origins({ provenance }: { provenance: Provenances }) {
   return (
     <>
       <Facts
         facts={[
-          ["Chain", found.chain],
-          ["Digest of the resolved chain", <code>{found.digest}</code>],
+          ["Chain", provenance.chain],
+          ["Digest of the resolved chain", <code>{provenance.digest}</code>],
         ]}
       />
-      {found.data.length > 0 && (
+      {provenance.data.length > 0 && (
         <Table
           caption="Data that was read"
-          rows={found.data}
+          rows={provenance.data}
           rowKey={(_, index) => index}
           columns={[
             { title: "Source", cell: (row) => row.source },
@@ -48,10 +48,10 @@ function Origins({ found }: { found: Provenances }) {
           ]}
         />
       )}
-      {found.results.length > 0 && (
+      {provenance.results.length > 0 && (
         <Table
           caption="Results of the nodes"
-          rows={found.results}
+          rows={provenance.results}
           rowKey={(result) => `${result.node}/${result.port}`}
           columns={[
             { title: "Node", cell: (result) => result.node },
@@ -65,7 +65,7 @@ function Origins({ found }: { found: Provenances }) {
           ]}
         />
       )}
-      {found.trainings.map((training) => (
+      {provenance.trainings.map((training) => (
         <Training key={training.node} training={training} />
       ))}
     </>
@@ -96,7 +96,7 @@ function Training({ training }: { training: Provenances["trainings"][number] }) 
           [
             "Versions",
             Object.entries(training.versions ?? {})
-              .map(([name, own]) => `${name} ${own}`)
+              .map(([name, version]) => `${name} ${version}`)
               .join(", "),
           ],
         ]}

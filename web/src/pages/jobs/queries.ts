@@ -1,4 +1,4 @@
-// What the pages of jobs ask the API, and what they change.
+// Queries and mutations of the job pages.
 
 import { useRef } from "react";
 import { keepPreviousData, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
@@ -49,18 +49,18 @@ const OVER: readonly string[] = ["completed", "failed", "canceled"];
 export const isOver = (state: string | undefined) => OVER.includes(state ?? "");
 
 /** Follow the state of a job; `over` opens the stream again after a resume. */
-export function useJobEvents(job: string, over: boolean): StreamState {
+export function useJobEvents(job: string, isEnded: boolean): StreamState {
   const queries = useQueryClient();
   const state = useRef("");
-  const read = (now: { state: string }) => {
+  const read = (event: { state: string }) => {
     void queries.invalidateQueries({ queryKey: ["job", job] });
     // What is read rarely, or not at all after the end, changes with the state: a pause writes a checkpoint.
-    if (now.state !== state.current) {
-      state.current = now.state;
+    if (event.state !== state.current) {
+      state.current = event.state;
       for (const key of ["checkpoints", "samples"]) void queries.invalidateQueries({ queryKey: [key, job] });
     }
   };
-  return useEventStream(`/jobs/${encodeURIComponent(job)}#${over ? "over" : "live"}`, { job: read, end: read });
+  return useEventStream(`/jobs/${encodeURIComponent(job)}#${isEnded ? "over" : "live"}`, { job: read, end: read });
 }
 
 export type JobVerb = "pause" | "resume" | "cancel";
@@ -102,7 +102,7 @@ export function useRetry(job: Pick<Job, "id" | "state">, onStarted: (id: string)
           body: { refresh: job.state === "completed" } as never,
         }),
       ),
-    onSuccess: (started) => onStarted(started.id),
+    onSuccess: (startedJob) => onStarted(startedJob.id),
     onSettled: () => queries.invalidateQueries({ queryKey: ["jobs"] }),
   });
 }

@@ -1,4 +1,4 @@
-// What the model answered to held-out prompts while it was trained, one step or two next to each other.
+// The model's answers to held-out prompts during training, one step or two next to each other.
 
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useState } from "react";
@@ -24,11 +24,11 @@ const useSamples = (job: JobDetail, step: string) =>
 
 export function Samples({ job }: { job: JobDetail }) {
   const [step, setStep] = useState(NEWEST);
-  const [other, setOther] = useState("");
+  const [otherJob, setOtherJob] = useState("");
   const samples = useSamples(job, step);
   const steps = samples.data?.steps ?? [];
   const first = String(steps[0] ?? "");
-  const compared = useSamples(job, other || first || NEWEST);
+  const otherSamples = useSamples(job, otherJob || first || NEWEST);
   return (
     <Section
       title="Samples"
@@ -36,7 +36,7 @@ export function Samples({ job }: { job: JobDetail }) {
         steps.length > 0 && (
           <>
             <StepPicker label="Step" steps={steps} value={step} onChange={setStep} newest />
-            <StepPicker label="Next to step" steps={steps} value={other || first} onChange={setOther} />
+            <StepPicker label="Next to step" steps={steps} value={otherJob || first} onChange={setOtherJob} />
           </>
         )
       }
@@ -48,7 +48,7 @@ export function Samples({ job }: { job: JobDetail }) {
               None: <code>eval.samples</code> says how many held-out prompts are answered at each evaluation.
             </p>
           ) : (
-            <Answers found={data} before={compared.data} />
+            <Answers samples={data} earlierSamples={otherSamples.data} />
           )
         }
       </Queried>
@@ -78,9 +78,9 @@ function StepPicker({ label, steps, value, onChange, newest }: StepPickerProps) 
   );
 }
 
-function Answers({ found, before }: { found: JobSamples; before?: JobSamples }) {
-  return found.rounds.map((round) => {
-    const earlier = before?.rounds.find((other) => other.node === round.node);
+function Answers({ samples, earlierSamples }: { samples: JobSamples; earlierSamples?: JobSamples }) {
+  return samples.rounds.map((round) => {
+    const earlier = earlierSamples?.rounds.find((candidate) => candidate.node === round.node);
     return (
       <Table
         key={`${round.node}/${round.step}`}
@@ -93,7 +93,7 @@ function Answers({ found, before }: { found: JobSamples; before?: JobSamples }) 
             title: `Answer at step ${earlier?.step ?? ""}`,
             cell: (sample) => (
               <div className="sample">
-                {earlier?.samples.find((other) => other.prompt === sample.prompt)?.answer ?? ""}
+                {earlier?.samples.find((candidate) => candidate.prompt === sample.prompt)?.answer ?? ""}
               </div>
             ),
           },

@@ -18,8 +18,8 @@ export default function GraphPage() {
   const [search, setSearch] = useSearchParams();
   const key = search.get("key") ?? "";
   const set = (values: Record<string, string>) =>
-    setSearch((before) => {
-      const next = new URLSearchParams(before);
+    setSearch((previous) => {
+      const next = new URLSearchParams(previous);
       for (const [name, value] of Object.entries(values)) {
         if (value) next.set(name, value);
         else next.delete(name);
@@ -73,13 +73,13 @@ interface EntitiesProps {
 function Entities({ search, onPage, onKey }: EntitiesProps) {
   const offset = Number(search.get("offset")) || 0;
   const query = { text: search.get("text") ?? "", kind: search.get("kind") ?? "", limit: PAGE, offset };
-  const found = useQuery({
+  const entityQuery = useQuery({
     queryKey: ["graph", "entities", query],
     queryFn: () => dataOf(client.GET("/api/v1/graph/entities", { params: { query } })),
     placeholderData: keepPreviousData,
   });
   return (
-    <Queried query={found}>
+    <Queried query={entityQuery}>
       {({ entities, next_offset }) =>
         entities.length === 0 ? (
           <Empty title={query.text || query.kind ? "No such entity" : "The graph is empty"}>
@@ -146,38 +146,39 @@ function Around({ entity, onKey }: { entity: string; onKey: (key: string) => voi
                 ([name, value]) => [toWords(name), value] as const,
               )}
             />
-            {neighbors.relations.length > 0 && <Picture one={neighbors} onKey={onKey} />}
+            {neighbors.relations.length > 0 && <Picture neighbors={neighbors} onKey={onKey} />}
             {neighbors.relations.length === 0 ? (
               <p>No relation leads from it or to it.</p>
             ) : (
               <Table
                 caption={`Relations of ${neighbors.entity.name}`}
                 rows={neighbors.relations}
-                rowKey={(each, index) => `${each.kind}${each.direction}${each.entity.key}${index}`}
+                rowKey={(relation, index) => `${relation.kind}${relation.direction}${relation.entity.key}${index}`}
                 columns={[
                   {
                     title: "Relation",
-                    cell: (each) => (each.direction === "out" ? `${toWords(each.kind)} →` : `← ${toWords(each.kind)}`),
+                    cell: (relation) =>
+                      relation.direction === "out" ? `${toWords(relation.kind)} →` : `← ${toWords(relation.kind)}`,
                   },
                   {
                     title: "Entity",
-                    cell: (each) => (
-                      <button type="button" onClick={() => onKey(each.entity.key)}>
-                        {each.entity.name}
+                    cell: (relation) => (
+                      <button type="button" onClick={() => onKey(relation.entity.key)}>
+                        {relation.entity.name}
                       </button>
                     ),
                   },
-                  { title: "Kind", cell: (each) => each.entity.kind },
+                  { title: "Kind", cell: (relation) => relation.entity.kind },
                 ]}
               />
             )}
             <Table
               caption={`Documents that name ${neighbors.entity.name}`}
               rows={neighbors.documents}
-              rowKey={(each) => each.key}
+              rowKey={(document) => document.key}
               columns={[
-                { title: "Stream", cell: (each) => each.stream },
-                { title: "Documents that name it", cell: (each) => each.names.join(", ") },
+                { title: "Stream", cell: (document) => document.stream },
+                { title: "Documents that name it", cell: (document) => document.names.join(", ") },
               ]}
             />
             {neighbors.more && <p className="quiet">There are more; the first 100 are shown.</p>}
@@ -192,8 +193,8 @@ const DRAWN = 16;
 const [WIDTH, HEIGHT] = [760, 420];
 
 /** The entity in the middle, up to `DRAWN` neighbours around it. For eyes and mice; the table has all of it. */
-function Picture({ one, onKey }: { one: Neighbors; onKey: (key: string) => void }) {
-  const visible = one.relations.slice(0, DRAWN);
+function Picture({ neighbors, onKey }: { neighbors: Neighbors; onKey: (key: string) => void }) {
+  const visible = neighbors.relations.slice(0, DRAWN);
   const [cx, cy] = [WIDTH / 2, HEIGHT / 2];
   const positions = visible.map((_, index) => {
     const angle = (2 * Math.PI * index) / visible.length - Math.PI / 2;
@@ -229,7 +230,7 @@ function Picture({ one, onKey }: { one: Neighbors; onKey: (key: string) => void 
       ))}
       <circle cx={cx} cy={cy} r="13" />
       <text x={cx} y={cy - 20} textAnchor="middle" fontWeight="700">
-        {short(one.entity.name)}
+        {short(neighbors.entity.name)}
       </text>
     </svg>
   );

@@ -1,4 +1,4 @@
-// Nights: what each did, what the corpora have against their thresholds, and how large the graph is.
+// Nights: their results, the corpora against their thresholds, and the size of the graph.
 
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useState } from "react";
@@ -112,22 +112,27 @@ export function NightState({ state }: { state: string }) {
 /** What a number is against what it is measured by, as text and as a bar. */
 export function Against({
   value,
-  of,
+  limit,
   label,
   unit,
 }: {
   value: number;
-  of: number;
+  limit: number;
   label: string;
   unit: (value: number) => string;
 }) {
   return (
     <span className="budget">
-      {of > 0 ? `${unit(value)} of ${unit(of)}` : unit(value)}{" "}
-      {of > 0 && (
-        <meter min={0} max={of} value={Math.min(value, of)} aria-label={`${label}: ${unit(value)} of ${unit(of)}`} />
+      {limit > 0 ? `${unit(value)} of ${unit(limit)}` : unit(value)}{" "}
+      {limit > 0 && (
+        <meter
+          min={0}
+          max={limit}
+          value={Math.min(value, limit)}
+          aria-label={`${label}: ${unit(value)} of ${unit(limit)}`}
+        />
       )}
-      {of > 0 && value > of && " over"}
+      {limit > 0 && value > limit && " over"}
     </span>
   );
 }
@@ -156,7 +161,7 @@ function Corpora() {
               {
                 title: "Valid of threshold",
                 cell: (bucket) => (
-                  <Against value={bucket.valid} of={bucket.threshold} label={bucket.bucket} unit={formatNumber} />
+                  <Against value={bucket.valid} limit={bucket.threshold} label={bucket.bucket} unit={formatNumber} />
                 ),
               },
               { title: "Invalid", numeric: true, cell: (bucket) => formatNumber(bucket.invalid) },

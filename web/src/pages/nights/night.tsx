@@ -1,4 +1,4 @@
-// One night: phases against their budgets, corpora against their thresholds, what was trained, what failed.
+// One night: phases against their budgets, corpora against their thresholds, trained adapters, failures.
 
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";
@@ -22,26 +22,26 @@ export default function NightPage({ tenant, night }: { tenant: string; night: st
   return (
     <Page title={`Night ${night}`} actions={<Link href="/nights">All nights</Link>}>
       <Queried query={query}>
-        {({ report: found, ...one }) => {
-          const report = found as Report | null;
+        {({ report: nightReport, ...record }) => {
+          const report = nightReport as Report | null;
           return (
             <>
               <Section title="What happened">
                 <p>
-                  <NightState state={one.state} />: {one.headline}
+                  <NightState state={record.state} />: {record.headline}
                 </p>
-                {one.next_steps.length > 0 && (
+                {record.next_steps.length > 0 && (
                   <ul>
-                    {one.next_steps.map((line) => (
+                    {record.next_steps.map((line) => (
                       <li key={line}>{line}</li>
                     ))}
                   </ul>
                 )}
                 <Facts
                   facts={[
-                    ["Tenant", one.tenant],
-                    ["Began", formatTime(one.started)],
-                    ["Took", formatDuration(one.seconds)],
+                    ["Tenant", record.tenant],
+                    ["Began", formatTime(record.started)],
+                    ["Took", formatDuration(record.seconds)],
                     ["Attempt", report && formatNumber(report.attempt)],
                   ]}
                 />
@@ -85,7 +85,7 @@ function Phases({ report }: { report: Report }) {
           { title: "Phase", cell: ([name]) => name },
           {
             title: "Time of budget",
-            cell: ([name, value, of]) => <Against value={value} of={of} label={name} unit={formatDuration} />,
+            cell: ([name, value, limit]) => <Against value={value} limit={limit} label={name} unit={formatDuration} />,
           },
         ]}
       />
@@ -113,11 +113,11 @@ function Documents({ report }: { report: Report }) {
         <Table
           caption="Quarantined documents"
           rows={night.quarantined}
-          rowKey={(each, index) => `${each.stream}/${each.name}/${index}`}
+          rowKey={(document, index) => `${document.stream}/${document.name}/${index}`}
           columns={[
-            { title: "Stream", cell: (each) => each.stream },
-            { title: "Quarantined document", cell: (each) => each.name },
-            { title: "Reason", cell: (each) => each.reason },
+            { title: "Stream", cell: (document) => document.stream },
+            { title: "Quarantined document", cell: (document) => document.name },
+            { title: "Reason", cell: (document) => document.reason },
           ]}
         />
       )}
@@ -139,7 +139,7 @@ function Buckets({ report }: { report: Report }) {
             { title: "Corpus", cell: (row) => `${row.bucket} (${row.method})` },
             {
               title: "New of threshold",
-              cell: (row) => <Against value={row.new} of={row.threshold} label={row.bucket} unit={formatNumber} />,
+              cell: (row) => <Against value={row.new} limit={row.threshold} label={row.bucket} unit={formatNumber} />,
             },
             { title: "Valid", numeric: true, cell: (row) => formatNumber(row.valid) },
             { title: "Invalid", numeric: true, cell: (row) => formatNumber(row.invalid) },

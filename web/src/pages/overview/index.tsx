@@ -1,4 +1,4 @@
-// What runs, what is live, what is wrong, what to do next.
+// Overview: running jobs, live adapters, problems, next steps.
 
 import { useQuery } from "@tanstack/react-query";
 import { lazy, Suspense } from "react";
@@ -79,7 +79,7 @@ function Warnings({ job }: { job: string }) {
   ));
 }
 
-/** Jobs that have not begun, in the order in which they were asked for, and why. */
+/** Pending jobs in the order of their requests, with reasons. */
 function Waiting() {
   const running = useStates("running").data?.jobs.filter((job) => job.waiting) ?? [];
   const waiting = [...(useStates("pending").data?.jobs ?? []), ...running].reverse();
@@ -204,15 +204,15 @@ function Machine() {
   return (
     <Section title="This machine" actions={<Link href="/gpus">GPUs</Link>}>
       <Queried query={gpus}>
-        {({ state, gpus: found }) =>
-          found.length === 0 ? (
+        {({ state, gpus: gpuList }) =>
+          gpuList.length === 0 ? (
             <p>
               {state === "no GPU" ? "No GPU: trainings run on the CPU." : state}{" "}
               {gpus.data?.machine && `Load ${loadOf(gpus.data)}.`}
             </p>
           ) : (
             <ul>
-              {found.map((gpu) => (
+              {gpuList.map((gpu) => (
                 <li key={gpu.index}>
                   GPU {gpu.index}, {gpu.name}: {formatBytes(gpu.memory_used_mb * MIB)} of{" "}
                   {formatBytes(gpu.memory_total_mb * MIB)}
@@ -260,15 +260,15 @@ function DoctorProblems() {
 
 const SHOWN_S = 7 * 24 * 3600;
 
-/** Evaluations of the last days that said no: their adapters were not deployed. */
+/** Evaluations of the last days that refused: their adapters were not deployed. */
 function RefusedAdapters() {
   const evaluations = useNewestEvaluations();
-  const refused = (evaluations.data?.evaluations ?? []).filter(
+  const refusals = (evaluations.data?.evaluations ?? []).filter(
     (evaluation) => evaluation.better === false && evaluation.ended > evaluations.dataUpdatedAt / 1000 - SHOWN_S,
   );
-  return refused.length === 0 ? null : (
+  return refusals.length === 0 ? null : (
     <ul>
-      {refused.map((evaluation) => (
+      {refusals.map((evaluation) => (
         <li key={`${evaluation.run_id}/${evaluation.node}`}>
           <Link href={`/evaluations/${evaluation.run_id}/${encodeURIComponent(evaluation.node)}`}>
             {titleOfResult(evaluation)}

@@ -91,7 +91,7 @@ function StartCard({ start }: { start: Start }) {
       {start.name !== "Code" && (
         <Upload
           documents={start.name === "Documents"}
-          what={start.name === "Documents" ? "documents" : "chats"}
+          label={start.name === "Documents" ? "documents" : "chats"}
           onUploaded={setPath}
         />
       )}

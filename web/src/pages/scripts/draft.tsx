@@ -1,4 +1,4 @@
-// What the trainer of a chain would be as a script of its own: `python train.py spec.json` next to its rows.
+// The trainer of a chain as a script of its own: `python train.py spec.json` next to its rows.
 
 import { useMutation, useQuery } from "@tanstack/react-query";
 import { useState } from "react";
@@ -39,9 +39,9 @@ interface Drafted {
 async function store(spec: { name: string }): Promise<string> {
   const body = spec as never;
   const { chains } = await dataOf(client.GET("/api/v1/chains", { params: { query: { limit: 200 } } }));
-  const stored = chains.find((chain) => chain.name === spec.name);
-  if (!stored) return (await dataOf(client.POST("/api/v1/chains", { body }))).id;
-  const path = { chain: stored.id };
+  const storedChain = chains.find((chain) => chain.name === spec.name);
+  if (!storedChain) return (await dataOf(client.POST("/api/v1/chains", { body }))).id;
+  const path = { chain: storedChain.id };
   const { etag } = await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path } }));
   const header = { "If-Match": `"${etag}"` };
   return (await dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path, header }, body }))).id;
@@ -62,24 +62,24 @@ export function Draft({ list, onEdit }: DraftProps) {
     queryFn: () => dataOf(client.GET("/api/v1/chains", { params: { query: { limit: 200 } } })),
   });
   const draft = useCancelable(async (_: void, signal) => {
-    const stored = await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } }, signal }));
-    const body = { target: stored.body, ...(node && { node }) };
+    const storedChain = await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } }, signal }));
+    const body = { target: storedChain.body, ...(node && { node }) };
     const script = await dataOf(client.POST("/api/v1/scripts/draft", { body: body as never, signal }));
-    return { ...script, target: stored.body as Record<string, unknown>, name: stored.name };
+    return { ...script, target: storedChain.body as Record<string, unknown>, name: storedChain.name };
   });
   const train = useMutation({
     mutationFn: async ({ target, node, script, name }: Drafted) => {
       const { spec } = await expand({ target });
       const chain = await store({ ...withScript(spec as unknown as Spec, node, script), name: `${name}-${script}` });
-      const started = client.POST("/api/v1/chains/{chain}/run", { params: { path: { chain } }, body: {} as never });
-      return dataOf(started) as Promise<{ id: string }>;
+      const startedRun = client.POST("/api/v1/chains/{chain}/run", { params: { path: { chain } }, body: {} as never });
+      return dataOf(startedRun) as Promise<{ id: string }>;
     },
   });
   return (
     <Section title="Script of a chain's trainer">
       <Queried query={chains}>
-        {({ chains: found }) =>
-          found.length === 0 ? (
+        {({ chains: chainList }) =>
+          chainList.length === 0 ? (
             <Empty title="No chain is stored yet">
               <p>
                 Build one on <Link href="/chains">Chains</Link>; its trainer is shown here as a script with its spec.
@@ -107,7 +107,7 @@ export function Draft({ list, onEdit }: DraftProps) {
                   }}
                 >
                   <option value="">choose one</option>
-                  {found.map((entry) => (
+                  {chainList.map((entry) => (
                     <option key={entry.id} value={entry.id}>
                       {entry.name}
                     </option>

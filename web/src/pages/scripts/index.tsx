@@ -16,7 +16,7 @@ import { RunScript } from "./run";
 
 export default function ScriptsPage() {
   const login = useLogin();
-  const [chosen, setChosen] = useState(BUILT_IN);
+  const [selectedScript, setSelectedScript] = useState(BUILT_IN);
   const [proposal, setProposal] = useState<Proposal | null>(null);
   const scripts = useQuery({
     queryKey: ["scripts"],
@@ -24,8 +24,8 @@ export default function ScriptsPage() {
     enabled: login.tenant === "",
   });
   const script = useQuery({
-    queryKey: ["scripts", chosen],
-    queryFn: () => dataOf(client.GET("/api/v1/scripts/{name}", { params: { path: { name: chosen } } })),
+    queryKey: ["scripts", selectedScript],
+    queryFn: () => dataOf(client.GET("/api/v1/scripts/{name}", { params: { path: { name: selectedScript } } })),
     enabled: login.tenant === "",
     refetchOnWindowFocus: false, // what is being edited is compared by its ETag when it is saved
   });
@@ -57,10 +57,10 @@ export default function ScriptsPage() {
                   cell: (entry) => (
                     <button
                       type="button"
-                      aria-pressed={entry.name === chosen}
+                      aria-pressed={entry.name === selectedScript}
                       onClick={() => {
                         setProposal(null);
-                        setChosen(entry.name);
+                        setSelectedScript(entry.name);
                       }}
                     >
                       {entry.name}
@@ -85,7 +85,7 @@ export default function ScriptsPage() {
             canEdit={scripts.data?.can_edit === true}
             onSaved={(name) => {
               setProposal(null);
-              setChosen(name);
+              setSelectedScript(name);
             }}
           />
         )}
@@ -95,14 +95,14 @@ export default function ScriptsPage() {
         list={scripts.data}
         onEdit={(name, text) => {
           setProposal({ name: name.replaceAll(/[^A-Za-z0-9_-]/g, "-").slice(0, 64), text });
-          setChosen(BUILT_IN);
+          setSelectedScript(BUILT_IN);
         }}
       />
     </Page>
   );
 }
 
-/** What the operator has switched on, and how to switch on the rest. */
+/** Features that the operator has switched on, and the settings of the others. */
 function Allowed({ list }: { list: TrainingScriptList }) {
   return (
     <>
@@ -156,10 +156,10 @@ function Editor({ script, proposal, canEdit, onSaved }: EditorProps) {
           body: { text } as never,
         }),
       ),
-    onSuccess: (saved) => {
-      queries.setQueryData(["scripts", saved.name], saved);
-      setBase(saved);
-      onSaved(saved.name);
+    onSuccess: (savedScript) => {
+      queries.setQueryData(["scripts", savedScript.name], savedScript);
+      setBase(savedScript);
+      onSaved(savedScript.name);
       return queries.invalidateQueries({ queryKey: ["scripts"], exact: true });
     },
   });

@@ -1,4 +1,4 @@
-// What was changed, by whom, through what, and how it ended.
+// The audit log: changes with their callers, surfaces and results.
 
 import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
@@ -20,7 +20,7 @@ export function AuditLog() {
   const audit = useQuery({
     queryKey: ["audit", outcome, limit],
     queryFn: () => dataOf(client.GET("/api/v1/audit", { params: { query: { limit, ...(outcome && { outcome }) } } })),
-    placeholderData: (before) => before,
+    placeholderData: (previous) => previous,
   });
   const verify = useCancelable((_: void, signal) => dataOf(client.GET("/api/v1/audit/verify", { signal })));
   return (

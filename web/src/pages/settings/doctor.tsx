@@ -1,4 +1,4 @@
-// What is wrong on this machine, and what to do about it.
+// Problems of this machine, with fixes.
 
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";

@@ -45,14 +45,14 @@ function MachineSettings() {
   return (
     <Section title="Settings of this machine">
       <Queried query={settings}>
-        {({ file, settings: found }) => (
+        {({ file, settings: settingList }) => (
           <>
             <p>
               Set in <code>{file}</code> or by an environment variable; read when the service starts.
             </p>
             <Table<MachineSetting>
               caption="Settings of this machine"
-              rows={found}
+              rows={settingList}
               rowKey={(row) => row.name}
               columns={[
                 { title: "Setting", cell: (row) => <code title={row.variable}>{row.name}</code> },
@@ -78,8 +78,8 @@ function Tokens() {
   return (
     <Section title="Tokens">
       <Queried query={tokens}>
-        {({ tokens: found }) =>
-          found.length === 0 ? (
+        {({ tokens: tokenList }) =>
+          tokenList.length === 0 ? (
             <Empty title="No token yet">
               <p>A token is shown once, so it is made on the machine itself:</p>
               <pre>trainyard tokens create --name NAME --scope run</pre>
@@ -87,7 +87,7 @@ function Tokens() {
           ) : (
             <Table
               caption="Tokens"
-              rows={found}
+              rows={tokenList}
               rowKey={(token) => token.name}
               columns={[
                 { title: "Token", cell: (token) => token.name },

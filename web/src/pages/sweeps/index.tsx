@@ -30,8 +30,8 @@ export default function SweepsPage() {
       }
     >
       <Queried query={sweeps}>
-        {({ sweeps: found }) =>
-          found.length === 0 ? (
+        {({ sweeps: sweepList }) =>
+          sweepList.length === 0 ? (
             <Empty title="No sweep yet">
               <p>A sweep trains one chain with many sets of values, and continues the best.</p>
               <p>
@@ -42,7 +42,7 @@ export default function SweepsPage() {
           ) : (
             <Table
               caption="Sweeps"
-              rows={found}
+              rows={sweepList}
               rowKey={(sweep) => sweep.name}
               columns={[
                 {

@@ -12,7 +12,7 @@ import type { JsonSchema } from "../../components/schema";
 
 const FIRST = ["trials", "scheduler", "sampler", "metric"];
 const REST = ["direction", "seed", "reduction", "first_rung", "parallel", "trainer", "name"];
-/** What is often varied, as suggestions; any setting of any node may be written. */
+/** Frequently varied settings, as suggestions; any setting of any node may be written. */
 const SUGGESTED = {
   "trainer.hyperparameters.learning_rate": "loguniform(1e-5, 1e-3)",
   "trainer.hyperparameters.batch_size": "choice(2, 4, 8)",
@@ -52,15 +52,15 @@ export default function NewSweepPage() {
   return (
     <Page title="New sweep">
       <Queried query={chains}>
-        {({ chains: found }) =>
-          found.length === 0 ? (
+        {({ chains: chainList }) =>
+          chainList.length === 0 ? (
             <Empty title="No chain is stored yet">
               <p>
                 A sweep trains a chain many times. Build one on <Link href="/chains">Chains</Link> first.
               </p>
             </Empty>
           ) : (
-            <Queried query={schema}>{(form) => <SweepForm chains={found} schema={form as JsonSchema} />}</Queried>
+            <Queried query={schema}>{(form) => <SweepForm chains={chainList} schema={form as JsonSchema} />}</Queried>
           )
         }
       </Queried>
@@ -72,20 +72,20 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
   const [, navigate] = useLocation();
   const queries = useQueryClient();
   const [chain, setChain] = useState("");
-  const [varied, setVaried] = useState<Varied[]>([{ path: FIRST_PATH, range: FIRST_RANGE }]);
+  const [ranges, setRanges] = useState<Varied[]>([{ path: FIRST_PATH, range: FIRST_RANGE }]);
   const [options, setOptions] = useState<Record<string, unknown>>({});
   const start = useMutation({
     mutationFn: () => {
-      const parameters = Object.fromEntries(varied.map(({ path, range }) => [path, valueOf(range)]));
+      const parameters = Object.fromEntries(ranges.map(({ path, range }) => [path, valueOf(range)]));
       return dataOf(client.POST("/api/v1/sweeps", { body: { chain, parameters, ...options } as never }));
     },
-    onSuccess: async (started) => {
+    onSuccess: async (startedSweep) => {
       await queries.invalidateQueries({ queryKey: ["sweeps"] });
-      navigate(`/sweeps/${encodeURIComponent(started.name)}`);
+      navigate(`/sweeps/${encodeURIComponent(startedSweep.name)}`);
     },
   });
-  const change = (at: number, to: Partial<Varied>) =>
-    setVaried(varied.map((entry, index) => (index === at ? { ...entry, ...to } : entry)));
+  const change = (position: number, to: Partial<Varied>) =>
+    setRanges(ranges.map((entry, index) => (index === position ? { ...entry, ...to } : entry)));
   const problems = start.error instanceof Problem ? start.error.errors : [];
   return (
     <form
@@ -113,7 +113,7 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
       <Section
         title="Settings that vary"
         actions={
-          <button type="button" onClick={() => setVaried([...varied, { path: "", range: "" }])}>
+          <button type="button" onClick={() => setRanges([...ranges, { path: "", range: "" }])}>
             Add a setting
           </button>
         }
@@ -127,7 +127,7 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
             <option key={path} value={path} />
           ))}
         </datalist>
-        {varied.map((entry, index) => (
+        {ranges.map((entry, index) => (
           <div key={index} className="form-row">
             <div>
               <label htmlFor={`sweep-path-${index}`}>Setting {letterOf(index)}</label>
@@ -149,8 +149,8 @@ function SweepForm({ chains, schema }: { chains: ChainList["chains"]; schema: Js
                 onChange={(event) => change(index, { range: event.target.value })}
               />
             </div>
-            {varied.length > 1 && (
-              <button type="button" onClick={() => setVaried(varied.filter((_, at) => at !== index))}>
+            {ranges.length > 1 && (
+              <button type="button" onClick={() => setRanges(ranges.filter((_, position) => position !== index))}>
                 Remove {letterOf(index)}
               </button>
             )}

@@ -30,7 +30,7 @@ import {
 } from "../../../components/graph";
 import type { PortGroups } from "../../../components/ports";
 import { Prose } from "../../../components/prose";
-import { linked, unlinked, without, type DraftStore } from "./draft";
+import { addLink, removeLink, removeNodes, type DraftStore } from "./draft";
 import { askLinks } from "./server";
 
 export const DRAGGED_TYPE = "application/x-trainyard-node";
@@ -42,7 +42,7 @@ interface CanvasProps {
   version: number;
   selection: ReadonlySet<string>;
   onSelect: Dispatch<SetStateAction<ReadonlySet<string>>>;
-  onAdd: (type: string, at: { x: number; y: number }) => void;
+  onAdd: (type: string, position: { x: number; y: number }) => void;
   readOnly: boolean;
 }
 
@@ -74,58 +74,66 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
   const [edges, setEdges] = useState<Edge[]>([]);
   const linking = useRef<Linking | null>(null);
   const [hint, setHint] = useState<{ text: Refusal | null; target: string } | null>(null);
-  const [answered, setAnswered] = useState(0);
+  const [answerCount, setAnswerCount] = useState(0);
   const [refusal, setRefusal] = useState<Refusal | null>(null);
   const dataCache = useRef(new Map<string, { key: string; data: NodeData }>());
 
   // Positions belong to the canvas while somebody drags; the store learns them at the end of the drag.
   useEffect(() => {
-    const { places } = store.get();
-    setFlowNodes((before) => {
-      const previous = new Map(before.map((item) => [item.id, item]));
+    const { positions } = store.get();
+    setFlowNodes((currentNodes) => {
+      const previous = new Map(currentNodes.map((item) => [item.id, item]));
       return nodes.map((node) => {
         const old = previous.get(node.id);
-        const data = cached(dataCache.current, dataOf(node, groups), node.id);
-        const position = places[node.id] ?? old?.position ?? { x: 0, y: 0 };
-        const selected = selection.has(node.id);
+        const data = cacheData(dataCache.current, dataOf(node, groups), node.id);
+        const position = positions[node.id] ?? old?.position ?? { x: 0, y: 0 };
+        const selectedItems = selection.has(node.id);
         const same =
           old &&
           old.data === data &&
-          old.selected === selected &&
+          old.selected === selectedItems &&
           old.position.x === position.x &&
           old.position.y === position.y;
         if (same) return old;
-        return { ...old, id: node.id, type: "chain" as const, data, position, selected, ariaLabel: labelOf(node) };
+        return {
+          ...old,
+          id: node.id,
+          type: "chain" as const,
+          data,
+          position,
+          selected: selectedItems,
+          ariaLabel: labelOf(node),
+        };
       });
     });
-    setEdges((before) => {
-      const selected = new Set(before.filter((item) => item.selected).map((item) => item.id));
-      return edgesOf(nodes, groups, !readOnly).map((edge) => ({ ...edge, selected: selected.has(edge.id) }));
+    setEdges((previous) => {
+      const selectedItems = new Set(previous.filter((item) => item.selected).map((item) => item.id));
+      return edgesOf(nodes, groups, !readOnly).map((edge) => ({ ...edge, selected: selectedItems.has(edge.id) }));
     });
   }, [nodes, groups, version, selection, store, readOnly]);
 
   const onNodesChange = useCallback(
     (changes: NodeChange<FlowNode>[]) => {
-      const applied = changes.filter((change) => change.type !== "select" && change.type !== "remove");
-      if (applied.length) setFlowNodes((before) => applyNodeChanges(applied, before));
-      const selected = changes.filter((change) => change.type === "select");
-      if (selected.length) {
-        onSelect((before) => {
-          const next = new Set(before);
-          for (const change of selected) {
+      const changesToApply = changes.filter((change) => change.type !== "select" && change.type !== "remove");
+      if (changesToApply.length) setFlowNodes((previous) => applyNodeChanges(changesToApply, previous));
+      const selectedItems = changes.filter((change) => change.type === "select");
+      if (selectedItems.length) {
+        onSelect((previous) => {
+          const next = new Set(previous);
+          for (const change of selectedItems) {
             if (change.selected) next.add(change.id);
             else next.delete(change.id);
           }
           return next;
         });
       }
-      const moved = changes.filter(
+      const moves = changes.filter(
         (change) => change.type === "position" && change.position && change.dragging === false,
       );
-      if (moved.length) {
+      if (moves.length) {
         store.move(
           Object.fromEntries(
-            moved.map((entry) => [
+            moves.map((entry) => [
               (entry as { id: string }).id,
               (entry as { position: { x: number; y: number } }).position,
             ]),
@@ -137,8 +145,8 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
   );
 
   const onEdgesChange = useCallback((changes: EdgeChange[]) => {
-    const applied = changes.filter((change) => change.type !== "remove");
-    if (applied.length) setEdges((before) => applyEdgeChanges(applied, before));
+    const changesToApply = changes.filter((change) => change.type !== "remove");
+    if (changesToApply.length) setEdges((previous) => applyEdgeChanges(changesToApply, previous));
   }, []);
 
   const isValidConnection = useCallback((connection: Connection | Edge) => {
@@ -149,15 +157,15 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
   const onConnectStart = (_: unknown, { nodeId, handleId }: OnConnectStartParams) => {
     if (!nodeId || !handleId) return;
     setRefusal(null);
-    const started: Linking = { node: nodeId, port: handleId, answers: null };
-    linking.current = started;
+    const startedLink: Linking = { node: nodeId, port: handleId, answers: null };
+    linking.current = startedLink;
     askLinks(store.get().draft, nodeId).then(
       (answers) => {
-        started.answers = answers;
-        if (linking.current === started) mark(answers, handleId);
+        startedLink.answers = answers;
+        if (linking.current === startedLink) mark(answers, handleId);
       },
       (error: unknown) => {
-        started.answers = [];
+        startedLink.answers = [];
         setRefusal({ code: "", because: String((error as Error).message), instead: "" });
       },
     );
@@ -165,36 +173,36 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
 
   /** Show at once which nodes would refuse the link, the one under a resting pointer included. */
   const mark = (answers: LinkAnswer[], port: string) => {
-    setAnswered((count) => count + 1);
-    const refused = new Set(
+    setAnswerCount((count) => count + 1);
+    const refusedHandles = new Set(
       answers.filter((answer) => answer.port === port && !answer.allowed).map((answer) => answer.target),
     );
-    setFlowNodes((before) =>
-      before.map((item) => (refused.has(item.id) ? { ...item, className: "is-refused" } : item)),
+    setFlowNodes((previous) =>
+      previous.map((item) => (refusedHandles.has(item.id) ? { ...item, className: "is-refused" } : item)),
     );
   };
 
-  const onConnectEnd = async (event: MouseEvent | TouchEvent, ended: FinalConnectionState) => {
-    const started = linking.current;
-    const target = ended.toNode?.id ?? nodeAt(event);
+  const onConnectEnd = async (event: MouseEvent | TouchEvent, connection: FinalConnectionState) => {
+    const startedLink = linking.current;
+    const target = connection.toNode?.id ?? nodeAt(event);
     setHint(null);
-    setFlowNodes((before) => before.map((item) => (item.className ? { ...item, className: undefined } : item)));
-    if (!started || !target || target === started.node) {
+    setFlowNodes((previous) => previous.map((item) => (item.className ? { ...item, className: undefined } : item)));
+    if (!startedLink || !target || target === startedLink.node) {
       linking.current = null;
       return;
     }
-    if (!started.answers) started.answers = await askLinks(store.get().draft, started.node).catch(() => []);
-    const reason = refusalOf(started, target);
+    if (!startedLink.answers) startedLink.answers = await askLinks(store.get().draft, startedLink.node).catch(() => []);
+    const reason = refusalOf(startedLink, target);
     if (reason) setRefusal(reason);
-    else store.changeNodes("", linked(store.get().draft.nodes, started.node, target));
+    else store.changeNodes("", addLink(store.get().draft.nodes, startedLink.node, target));
     linking.current = null;
   };
 
-  const onDelete = ({ nodes: gone, edges: cut }: { nodes: { id: string }[]; edges: Edge[] }) => {
-    const ids = new Set(gone.map((entry) => entry.id));
-    let next = without(store.get().draft.nodes, ids);
+  const onDelete = ({ nodes: removedNodes, edges: cut }: { nodes: { id: string }[]; edges: Edge[] }) => {
+    const ids = new Set(removedNodes.map((entry) => entry.id));
+    let next = removeNodes(store.get().draft.nodes, ids);
     for (const edge of cut)
-      if (!ids.has(edge.source) && !ids.has(edge.target)) next = unlinked(next, edge.source, edge.target);
+      if (!ids.has(edge.source) && !ids.has(edge.target)) next = removeLink(next, edge.source, edge.target);
     store.changeNodes("", next);
   };
 
@@ -214,7 +222,7 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
         onNodesChange={onNodesChange}
         onEdgesChange={onEdgesChange}
         onConnectStart={onConnectStart}
-        onConnectEnd={(event, ended) => void onConnectEnd(event, ended)}
+        onConnectEnd={(event, connection) => void onConnectEnd(event, connection)}
         isValidConnection={isValidConnection}
         onDelete={onDelete}
         onDrop={onDrop}
@@ -247,7 +255,7 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
             </p>
           </Panel>
         )}
-        <LinkHint linking={linking} answered={answered} hint={hint} setHint={setHint} />
+        <LinkHint linking={linking} answerCount={answerCount} hint={hint} setHint={setHint} />
         <Panel position="top-center">
           <div aria-live="assertive">
             {refusal && (
@@ -270,7 +278,7 @@ const DELETE_KEYS = ["Delete", "Backspace"];
 const HIDE = { hideAttribution: true };
 export const FIT = { padding: 0.05, maxZoom: 1 };
 
-function cached(cache: Map<string, { key: string; data: NodeData }>, data: NodeData, id: string): NodeData {
+function cacheData(cache: Map<string, { key: string; data: NodeData }>, data: NodeData, id: string): NodeData {
   const key = JSON.stringify(data);
   const previous = cache.get(id);
   if (previous?.key === key) return previous.data;
@@ -287,29 +295,29 @@ function nodeAt(event: MouseEvent | TouchEvent): string | null {
 
 interface LinkHintProps {
   linking: { current: Linking | null };
-  answered: number;
+  answerCount: number;
   hint: { text: Refusal | null; target: string } | null;
   setHint: (hint: { text: Refusal | null; target: string } | null) => void;
 }
 
 /** While a link is dragged over a node: whether the node takes it, and if not, why. */
-function LinkHint({ linking, answered, hint, setHint }: LinkHintProps) {
+function LinkHint({ linking, answerCount, hint, setHint }: LinkHintProps) {
   const pointer = useRef<PointerEvent | null>(null);
   useEffect(() => {
-    let hovered = "";
+    let hoverTarget = "";
     const look = (event: PointerEvent) => {
       pointer.current = event;
-      const started = linking.current;
-      if (!started?.answers) return;
+      const startedLink = linking.current;
+      if (!startedLink?.answers) return;
       const target = nodeAt(event);
-      if ((target ?? "") === hovered) return;
-      hovered = target ?? "";
-      setHint(target && target !== started.node ? { target, text: refusalOf(started, target) } : null);
+      if ((target ?? "") === hoverTarget) return;
+      hoverTarget = target ?? "";
+      setHint(target && target !== startedLink.node ? { target, text: refusalOf(startedLink, target) } : null);
     };
     window.addEventListener("pointermove", look);
     if (pointer.current) look(pointer.current); // the answer may arrive when the pointer rests on a node already
     return () => window.removeEventListener("pointermove", look);
-  }, [linking, answered, setHint]);
+  }, [linking, answerCount, setHint]);
   if (!hint) return null;
   return (
     <Panel position="bottom-center">

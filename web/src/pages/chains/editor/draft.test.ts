@@ -1,14 +1,14 @@
 import { beforeEach, describe, expect, it, vi } from "vitest";
 import {
-  configured,
+  setConfig,
   copies,
   DraftStore,
   draftKey,
   freeId,
-  linked,
-  renamed,
-  unlinked,
-  without,
+  addLink,
+  renameNode,
+  removeLink,
+  removeNodes,
   type DraftNode,
 } from "./draft";
 
@@ -17,11 +17,11 @@ const CHAIN = [node("source"), node("validator", "source"), node("trainer", "val
 const KEY = draftKey("chain-1");
 
 beforeEach(() => {
-  const stored = new Map<string, string>();
+  const storage = new Map<string, string>();
   vi.stubGlobal("localStorage", {
-    getItem: (key: string) => stored.get(key) ?? null,
-    setItem: (key: string, text: string) => stored.set(key, text),
-    removeItem: (key: string) => stored.delete(key),
+    getItem: (key: string) => storage.get(key) ?? null,
+    setItem: (key: string, text: string) => storage.set(key, text),
+    removeItem: (key: string) => storage.delete(key),
   });
 });
 
@@ -33,16 +33,16 @@ describe("nodes", () => {
   });
 
   it("are linked once and unlinked", () => {
-    const once = linked(CHAIN, "source", "trainer");
+    const once = addLink(CHAIN, "source", "trainer");
     expect(once[2]!.needs).toEqual(["validator", "source"]);
-    expect(linked(once, "source", "trainer")[2]).toBe(once[2]);
-    expect(unlinked(once, "validator", "trainer")[2]!.needs).toEqual(["source"]);
+    expect(addLink(once, "source", "trainer")[2]).toBe(once[2]);
+    expect(removeLink(once, "validator", "trainer")[2]!.needs).toEqual(["source"]);
   });
 
   it("take their links along when they go or get another id", () => {
-    expect(without(CHAIN, new Set(["validator"]))).toEqual([node("source"), node("trainer")]);
-    expect(renamed(CHAIN, "validator", "checked")[2]!.needs).toEqual(["checked"]);
-    expect(configured(CHAIN, "trainer", { seed: 1 })[2]!.config).toEqual({ seed: 1 });
+    expect(removeNodes(CHAIN, new Set(["validator"]))).toEqual([node("source"), node("trainer")]);
+    expect(renameNode(CHAIN, "validator", "checked")[2]!.needs).toEqual(["checked"]);
+    expect(setConfig(CHAIN, "trainer", { seed: 1 })[2]!.config).toEqual({ seed: 1 });
   });
 
   it("are copied with the links among them and none from outside", () => {
@@ -72,18 +72,18 @@ describe("DraftStore", () => {
 
   it("takes quick changes of one setting as one step, and those of two as two", () => {
     const store = new DraftStore(KEY, { nodes: CHAIN });
-    for (const seed of [1, 2, 3]) store.changeNodes("config trainer", configured(CHAIN, "trainer", { seed }));
+    for (const seed of [1, 2, 3]) store.changeNodes("config trainer", setConfig(CHAIN, "trainer", { seed }));
     expect(store.get().past).toHaveLength(1);
-    store.changeNodes("config source", configured(CHAIN, "source", { seed: 1 }));
+    store.changeNodes("config source", setConfig(CHAIN, "source", { seed: 1 }));
     expect(store.get().past).toHaveLength(2);
   });
 
   it("is not dirty after a drag, and is undone after it", () => {
     const store = new DraftStore(KEY, { nodes: CHAIN });
     store.move(positions);
-    expect(store.get()).toMatchObject({ places: positions, dirty: false });
+    expect(store.get()).toMatchObject({ positions, dirty: false });
     store.undo();
-    expect(store.get().places).toEqual({});
+    expect(store.get().positions).toEqual({});
   });
 
   it("begins with what an earlier visit has kept, and with the revision that it was made from", () => {
@@ -91,7 +91,7 @@ describe("DraftStore", () => {
     store.changeNodes("", [], positions);
     const later = new DraftStore(KEY, { nodes: CHAIN }, "etag-2");
     expect(later.restore()).toBe(true);
-    expect(later.get()).toMatchObject({ draft: { nodes: [] }, places: positions, dirty: true });
+    expect(later.get()).toMatchObject({ draft: { nodes: [] }, positions, dirty: true });
     expect(later.base).toBe("etag-1");
   });
 
@@ -101,7 +101,7 @@ describe("DraftStore", () => {
     store.markSaved("etag-2", store.get().draft);
     const later = new DraftStore(KEY, { nodes: CHAIN }, "etag-2");
     expect(later.restore()).toBe(false);
-    expect(later.get()).toMatchObject({ draft: { nodes: CHAIN }, places: positions, dirty: false });
+    expect(later.get()).toMatchObject({ draft: { nodes: CHAIN }, positions, dirty: false });
   });
 
   it("stays dirty where something was changed while it was saved", () => {

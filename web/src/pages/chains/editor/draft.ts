@@ -19,13 +19,13 @@ export interface Draft {
 
 interface Snapshot {
   draft: Draft;
-  places: Record<string, Place>;
+  positions: Record<string, Place>;
 }
 
 export interface EditorState extends Snapshot {
   past: readonly Snapshot[];
   future: readonly Snapshot[];
-  /** Whether something differs from what is stored. */
+  /** Whether the draft differs from the stored chain. */
   dirty: boolean;
   /** Grows with every change that the canvas did not make itself. */
   version: number;
@@ -45,15 +45,15 @@ export class DraftStore {
   private readonly listeners = new Set<() => void>();
   /** ETag of the revision that the draft was made from: a newer one of somebody else is not overwritten unseen. */
   base: string;
-  private lastChange = { what: "", at: 0 };
+  private lastChange = { subject: "", time: 0 };
 
   constructor(
     private key: string,
     start: Draft = EMPTY,
-    private readonly opened = "",
+    private readonly initialText = "",
   ) {
-    this.base = opened;
-    this.state = { draft: start, places: {}, past: [], future: [], dirty: false, version: 0 };
+    this.base = initialText;
+    this.state = { draft: start, positions: {}, past: [], future: [], dirty: false, version: 0 };
   }
 
   readonly subscribe = (listener: () => void): (() => void) => {
@@ -70,16 +70,17 @@ export class DraftStore {
   }
 
   /** Change the draft as one step; changes of the same `what` in a row are one. */
-  change(subject: string, draft: Draft, positions: Record<string, Place> = this.state.places): void {
-    const now = Date.now();
-    const same = subject !== "" && subject === this.lastChange.what && now - this.lastChange.at < SAME_CHANGE_MS;
-    this.lastChange = { what: subject, at: now };
+  change(subject: string, draft: Draft, positions: Record<string, Place> = this.state.positions): void {
+    const timestamp = Date.now();
+    const same =
+      subject !== "" && subject === this.lastChange.subject && timestamp - this.lastChange.time < SAME_CHANGE_MS;
+    this.lastChange = { subject, time: timestamp };
     const { past, version } = this.state;
-    const before = { draft: this.state.draft, places: this.state.places };
+    const snapshot = { draft: this.state.draft, positions: this.state.positions };
     this.set({
       draft,
-      places: positions,
-      past: same ? past : [...past, before].slice(-MOST_STEPS),
+      positions,
+      past: same ? past : [...past, snapshot].slice(-MOST_STEPS),
       future: [],
       dirty: true,
       version: version + 1,
@@ -93,49 +94,49 @@ export class DraftStore {
   /** Places after a drag: a step of the history, which makes a stored chain no other one. */
   move(positions: Record<string, Place>): void {
     const { draft, past } = this.state;
-    const before = { draft, places: this.state.places };
-    this.lastChange = { what: "", at: 0 };
+    const snapshot = { draft, positions: this.state.positions };
+    this.lastChange = { subject: "", time: 0 };
     this.set({
-      places: { ...this.state.places, ...positions },
-      past: [...past, before].slice(-MOST_STEPS),
+      positions: { ...this.state.positions, ...positions },
+      past: [...past, snapshot].slice(-MOST_STEPS),
       future: [],
     });
   }
 
   /** Places that nobody chose, such as those of the layout; no step of the history. */
   place(positions: Record<string, Place>): void {
-    this.set({ places: { ...this.state.places, ...positions }, version: this.state.version + 1 });
+    this.set({ positions: { ...this.state.positions, ...positions }, version: this.state.version + 1 });
   }
 
   undo(): void {
-    const { past, future, draft, places, version } = this.state;
-    const before = past.at(-1);
-    if (!before) return;
-    this.lastChange = { what: "", at: 0 };
+    const { past, future, draft, positions, version } = this.state;
+    const snapshot = past.at(-1);
+    if (!snapshot) return;
+    this.lastChange = { subject: "", time: 0 };
     this.set({
-      ...before,
+      ...snapshot,
       past: past.slice(0, -1),
-      future: [{ draft, places }, ...future],
+      future: [{ draft, positions }, ...future],
       dirty: true,
       version: version + 1,
     });
   }
 
   redo(): void {
-    const { past, future, draft, places, version } = this.state;
-    const [next, ...rest] = future;
+    const { past, future, draft, positions, version } = this.state;
+    const [next, ...laterSteps] = future;
     if (!next) return;
-    this.lastChange = { what: "", at: 0 };
-    this.set({ ...next, past: [...past, { draft, places }], future: rest, dirty: true, version: version + 1 });
+    this.lastChange = { subject: "", time: 0 };
+    this.set({ ...next, past: [...past, { draft, positions }], future: laterSteps, dirty: true, version: version + 1 });
   }
 
   /** Begin with a chain that is stored. */
   open(draft: Draft): void {
-    this.base = this.opened;
-    this.lastChange = { what: "", at: 0 };
+    this.base = this.initialText;
+    this.lastChange = { subject: "", time: 0 };
     this.set({
       draft,
-      places: this.state.places,
+      positions: this.state.positions,
       past: [],
       future: [],
       dirty: false,
@@ -158,8 +159,8 @@ export class DraftStore {
 
   /** Keep the draft in this browser, so that a reload loses nothing. */
   private keep(): void {
-    const { draft, places, dirty } = this.state;
-    localStorage.setItem(this.key, JSON.stringify({ draft: dirty ? draft : null, base: this.base, places }));
+    const { draft, positions, dirty } = this.state;
+    localStorage.setItem(this.key, JSON.stringify({ draft: dirty ? draft : null, base: this.base, places: positions }));
   }
 
   /** Take up what an earlier visit kept. Return whether there was an unsaved draft. */
@@ -169,7 +170,7 @@ export class DraftStore {
       if (!entry) return false;
       if (entry.draft) this.base = entry.base ?? this.base;
       this.set({
-        places: entry.places ?? {},
+        positions: entry.places ?? {},
         ...(entry.draft ? { draft: entry.draft, dirty: true } : {}),
         version: this.state.version + 1,
       });
@@ -195,41 +196,41 @@ export function freeId(nodes: readonly DraftNode[], type: string): string {
   }
 }
 
-export const without = (nodes: readonly DraftNode[], ids: ReadonlySet<string>): DraftNode[] =>
+export const removeNodes = (nodes: readonly DraftNode[], ids: ReadonlySet<string>): DraftNode[] =>
   nodes
     .filter((node) => !ids.has(node.id))
     .map((node) =>
       node.needs.some((need) => ids.has(need)) ? { ...node, needs: node.needs.filter((need) => !ids.has(need)) } : node,
     );
 
-export const linked = (nodes: readonly DraftNode[], source: string, target: string): DraftNode[] =>
+export const addLink = (nodes: readonly DraftNode[], source: string, target: string): DraftNode[] =>
   nodes.map((node) =>
     node.id === target && !node.needs.includes(source) ? { ...node, needs: [...node.needs, source] } : node,
   );
 
-export const unlinked = (nodes: readonly DraftNode[], source: string, target: string): DraftNode[] =>
+export const removeLink = (nodes: readonly DraftNode[], source: string, target: string): DraftNode[] =>
   nodes.map((node) => (node.id === target ? { ...node, needs: node.needs.filter((need) => need !== source) } : node));
 
-export const renamed = (nodes: readonly DraftNode[], before: string, after: string): DraftNode[] =>
+export const renameNode = (nodes: readonly DraftNode[], oldId: string, newId: string): DraftNode[] =>
   nodes.map((node) => ({
     ...node,
-    id: node.id === before ? after : node.id,
-    needs: node.needs.map((need) => (need === before ? after : need)),
+    id: node.id === oldId ? newId : node.id,
+    needs: node.needs.map((need) => (need === oldId ? newId : need)),
   }));
 
-export const configured = (nodes: readonly DraftNode[], id: string, config: Record<string, unknown>): DraftNode[] =>
+export const setConfig = (nodes: readonly DraftNode[], id: string, config: Record<string, unknown>): DraftNode[] =>
   nodes.map((node) => (node.id === id ? { ...node, config } : node));
 
 /** Copies of some nodes with ids of their own; links among them are copied, those from outside are not. */
-export function copies(nodes: readonly DraftNode[], copied: readonly DraftNode[]): DraftNode[] {
-  const all = [...nodes];
+export function copies(nodes: readonly DraftNode[], sources: readonly DraftNode[]): DraftNode[] {
+  const allNodes = [...nodes];
   const names = new Map<string, string>();
-  for (const node of copied) {
-    const id = freeId(all, node.id);
+  for (const node of sources) {
+    const id = freeId(allNodes, node.id);
     names.set(node.id, id);
-    all.push({ ...node, id });
+    allNodes.push({ ...node, id });
   }
-  return copied.map((node) => ({
+  return sources.map((node) => ({
     ...structuredClone(node),
     id: names.get(node.id)!,
     needs: node.needs.flatMap((need) => names.get(need) ?? []),

@@ -1,4 +1,4 @@
-// What a run of the draft would do: rows, tokens, steps, memory and time of each node, and what is reused.
+// Estimate of a run of the draft: rows, tokens, steps, memory and time of each node, and reused results.
 
 import { client, dataOf } from "../../../api/client";
 import { useCancelable } from "../../../components/cancelable";
@@ -26,7 +26,7 @@ export function ChainEstimate({ draft }: { draft: Draft }) {
       }
     >
       {plan.isPending ? (
-        <Loading what="Planning" onCancel={plan.cancel} />
+        <Loading label="Planning" onCancel={plan.cancel} />
       ) : plan.error ? (
         <ProblemNote error={plan.error} />
       ) : plan.data ? (

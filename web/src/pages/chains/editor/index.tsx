@@ -1,4 +1,4 @@
-// The visual editor of a chain: what is on the canvas is a spec, which the service checks, stores and runs.
+// The visual editor of a chain: the canvas shows a spec, which the service checks, stores and runs.
 
 import { ReactFlowProvider, useReactFlow } from "@xyflow/react";
 import { useQuery } from "@tanstack/react-query";
@@ -13,7 +13,7 @@ import { Page } from "../../../components/page";
 import { QuestionNote, questionsOf, useQuestion } from "../../../components/question";
 import { portGroups, usePalette, type PortGroups } from "../../../components/ports";
 import { Canvas, FIT } from "./canvas";
-import { copies, draftKey, DraftStore, freeId, useDraft, without, type Draft, type DraftNode } from "./draft";
+import { copies, draftKey, DraftStore, freeId, useDraft, removeNodes, type Draft, type DraftNode } from "./draft";
 import { CheckNotes, Reasons } from "../reasons";
 import { ChainSettings } from "./chain_settings";
 import { ChainEstimate } from "./estimate";
@@ -58,8 +58,8 @@ export default function EditorPage({ chain }: EditorPageProps) {
   return (
     <ReactFlowProvider key={`${chain} ${template} ${parameters}`}>
       <Editor
-        stored={start.data.stored}
-        opened={start.data.expanded}
+        storedChain={start.data.stored}
+        expansion={start.data.expanded}
         palette={palette.data}
         template={`${template}${parameters}`}
       />
@@ -69,10 +69,10 @@ export default function EditorPage({ chain }: EditorPageProps) {
 
 /** A stored chain or a template, written out as nodes with ids and links. */
 async function readStart(chain: string | undefined, template: string, parameters: string) {
-  const stored = chain
+  const storedChain = chain
     ? await dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain } } }))
     : undefined;
-  if (stored) return { stored, expanded: await expand({ target: stored.body }) };
+  if (storedChain) return { stored: storedChain, expanded: await expand({ target: storedChain.body }) };
   if (template) {
     return {
       stored: undefined,
@@ -83,28 +83,28 @@ async function readStart(chain: string | undefined, template: string, parameters
 }
 
 interface EditorProps {
-  stored: ChainDetail | undefined;
-  opened: ExpandedChain | null;
+  storedChain: ChainDetail | undefined;
+  expansion: ExpandedChain | null;
   palette: Palette;
   template: string;
 }
 
-function Editor({ stored: first, opened, palette, template }: EditorProps) {
+function Editor({ storedChain: first, expansion, palette, template }: EditorProps) {
   const flow = useReactFlow();
   const { allows } = useLogin();
   const readOnly = !allows("run");
-  const [stored, setStored] = useState(first);
+  const [storedChain, setStoredChain] = useState(first);
   const [search, setSearch] = useSearchParams();
   const run = search.get("run") ?? "";
   // The store lives as long as the page of this chain, and begins with what an earlier visit kept.
   const [store, hadDraft] = useMemo(() => {
-    const created = new DraftStore(draftKey(first?.id ?? (template || "new")), draftOf(opened), first?.etag);
-    return [created, created.restore()] as const;
-  }, [first?.id, first?.etag, template, opened]);
-  const [restored, setRestored] = useState(hadDraft);
+    const draftStore = new DraftStore(draftKey(first?.id ?? (template || "new")), draftOf(expansion), first?.etag);
+    return [draftStore, draftStore.restore()] as const;
+  }, [first?.id, first?.etag, template, expansion]);
+  const [isRestored, setIsRestored] = useState(hadDraft);
   const state = useDraft(store);
   const { draft, version } = state;
-  const check = useCheck(draft, hadDraft ? null : opened);
+  const check = useCheck(draft, hadDraft ? null : expansion);
   const runNodes = useRunNodes(run);
   const [selection, setSelection] = useState<ReadonlySet<string>>(new Set());
   const [clipboard, setClipboard] = useState<DraftNode[]>([]);
@@ -117,50 +117,51 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
     window.setTimeout(() => void flow.fitView(FIT), 60);
   }, [store, nodes, groups, flow]);
   // A chain without places gets some, once the service has said what ports its nodes have.
-  const isUnplaced = draft.nodes.length > 0 && draft.nodes.every((node) => !state.places[node.id]) && check.isCurrent;
+  const isUnplaced =
+    draft.nodes.length > 0 && draft.nodes.every((node) => !state.positions[node.id]) && check.isCurrent;
   useEffect(() => {
     if (isUnplaced) layoutAll();
   }, [isUnplaced, layoutAll]);
   // A chain that is arranged before is arranged again then: a node with its ports is taller.
-  const arranged = useRef<Draft | null>(null);
+  const arrangedDraft = useRef<Draft | null>(null);
   useEffect(() => {
-    if (arranged.current !== draft || !check.isCurrent) return;
-    arranged.current = null;
+    if (arrangedDraft.current !== draft || !check.isCurrent) return;
+    arrangedDraft.current = null;
     layoutAll();
   }, [draft, check.isCurrent, layoutAll]);
   const arrange = () => {
     layoutAll();
-    if (!check.isCurrent) arranged.current = draft;
+    if (!check.isCurrent) arrangedDraft.current = draft;
   };
 
   const add = useCallback(
-    (type: string, at?: { x: number; y: number }) => {
-      const { draft: now, places } = store.get();
-      const id = freeId(now.nodes, type);
+    (type: string, point?: { x: number; y: number }) => {
+      const { draft: currentDraft, positions } = store.get();
+      const id = freeId(currentDraft.nodes, type);
       const config = structuredClone(palette.nodes.find((node) => node.type === type)?.config ?? {});
-      const position = at ?? nextPlace(places);
-      store.changeNodes("", [...now.nodes, { id, type, needs: [], config }], { ...places, [id]: position });
+      const position = point ?? nextPlace(positions);
+      store.changeNodes("", [...currentDraft.nodes, { id, type, needs: [], config }], { ...positions, [id]: position });
       setSelection(new Set([id]));
-      if (!at) window.setTimeout(() => void flow.fitView(FIT), 60);
+      if (!point) window.setTimeout(() => void flow.fitView(FIT), 60);
     },
     [store, palette, flow],
   );
-  const paste = (copied: DraftNode[]) => {
-    const { draft: now, places } = store.get();
-    const added = copies(now.nodes, copied);
-    const moved = added.map((node, index) => {
-      const from = places[copied[index]!.id] ?? { x: 0, y: 0 };
+  const paste = (sources: DraftNode[]) => {
+    const { draft: currentDraft, positions } = store.get();
+    const newNodes = copies(currentDraft.nodes, sources);
+    const movedNodes = newNodes.map((node, index) => {
+      const from = positions[sources[index]!.id] ?? { x: 0, y: 0 };
       return [node.id, { x: from.x + 40, y: from.y + 60 }] as const;
     });
-    store.changeNodes("", [...now.nodes, ...added], { ...places, ...Object.fromEntries(moved) });
-    setSelection(new Set(added.map((node) => node.id)));
+    store.changeNodes("", [...currentDraft.nodes, ...newNodes], { ...positions, ...Object.fromEntries(movedNodes) });
+    setSelection(new Set(newNodes.map((node) => node.id)));
   };
-  const selected = draft.nodes.filter((node) => selection.has(node.id));
+  const selectedNodes = draft.nodes.filter((node) => selection.has(node.id));
   const actions: Record<string, () => void> = {
     z: () => store.undo(),
     Z: () => store.redo(),
     y: () => store.redo(),
-    c: () => setClipboard(selected),
+    c: () => setClipboard(selectedNodes),
     v: () => paste(clipboard),
   };
   const onKeyDown = (event: KeyboardEvent) => {
@@ -168,7 +169,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
     const action = (event.ctrlKey || event.metaKey) && !inField ? actions[event.key] : undefined;
     if (!action || readOnly) return;
     // Text that is selected is the browser's to copy, and without a node what was copied before stays.
-    if (event.key === "c" && (selected.length === 0 || document.getSelection()?.isCollapsed === false)) return;
+    if (event.key === "c" && (selectedNodes.length === 0 || document.getSelection()?.isCollapsed === false)) return;
     event.preventDefault();
     action();
   };
@@ -181,18 +182,18 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
     return () => document.removeEventListener("keydown", press);
   }, []);
 
-  const save = useSave(store, stored, setStored, () => setRestored(false));
+  const save = useSave(store, storedChain, setStoredChain, () => setIsRestored(false));
   const start = useRun(setSearch, save);
   // An empty canvas shows the next step; that it would not run is known.
   const reasons = draft.nodes.length > 0 ? reasonsOf(check.data) : [];
   const questions = (check.data?.check.questions ?? []) as unknown as ProblemReason[];
-  const refused = start.variables?.draft === draft ? questionsOf(start.error) : [];
-  const question = useQuestion(questions.length > 0 ? questions : refused);
-  const request = { stored, draft, dirty: state.dirty, yes: question.yes };
-  const [only] = selected.length === 1 ? selected : [];
+  const startQuestions = start.variables?.draft === draft ? questionsOf(start.error) : [];
+  const question = useQuestion(questions.length > 0 ? questions : startQuestions);
+  const request = { storedChain, draft, dirty: state.dirty, yes: question.yes };
+  const [only] = selectedNodes.length === 1 ? selectedNodes : [];
   return (
     <Page
-      title={stored ? `${draft.name ?? stored.name}` : "New chain"}
+      title={storedChain ? `${draft.name ?? storedChain.name}` : "New chain"}
       actions={
         <>
           <button type="button" disabled={readOnly || state.past.length === 0} onClick={() => store.undo()}>
@@ -201,7 +202,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           <button type="button" disabled={readOnly || state.future.length === 0} onClick={() => store.redo()}>
             Redo
           </button>
-          <button type="button" disabled={selected.length === 0} onClick={() => setClipboard(selected)}>
+          <button type="button" disabled={selectedNodes.length === 0} onClick={() => setClipboard(selectedNodes)}>
             Copy
           </button>
           <button type="button" disabled={readOnly || clipboard.length === 0} onClick={() => paste(clipboard)}>
@@ -209,8 +210,8 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           </button>
           <button
             type="button"
-            disabled={readOnly || selected.length === 0}
-            onClick={() => store.changeNodes("", without(draft.nodes, selection))}
+            disabled={readOnly || selectedNodes.length === 0}
+            onClick={() => store.changeNodes("", removeNodes(draft.nodes, selection))}
           >
             Delete
           </button>
@@ -222,7 +223,9 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           </button>
           <button
             type="button"
-            disabled={readOnly || save.isPending || draft.nodes.length === 0 || (stored !== undefined && !state.dirty)}
+            disabled={
+              readOnly || save.isPending || draft.nodes.length === 0 || (storedChain !== undefined && !state.dirty)
+            }
             aria-busy={save.isPending}
             onClick={() => save.mutate(undefined)}
           >
@@ -235,16 +238,16 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
             aria-busy={start.isPending}
             onClick={() => start.mutate(request)}
           >
-            {state.dirty || !stored ? "Save and run" : "Run"}
+            {state.dirty || !storedChain ? "Save and run" : "Run"}
           </button>
         </>
       }
     >
       <div className="editor-page">
         <StatusLine
-          stored={stored}
+          storedChain={storedChain}
           dirty={state.dirty}
-          restored={restored}
+          isRestored={isRestored}
           check={check.data}
           isCurrent={check.isCurrent}
           isOpen={question.isOpen}
@@ -252,13 +255,15 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           runNodes={runNodes.data}
           isEmpty={draft.nodes.length === 0}
           onDiscard={() => {
-            store.open(draftOf(opened));
-            setRestored(false);
+            store.open(draftOf(expansion));
+            setIsRestored(false);
           }}
           onCloseRun={() => setSearch({})}
         />
         {check.error && <ProblemNote error={check.error} onRetry={() => void check.refetch()} />}
-        {save.error && <SaveProblem error={save.error} stored={stored} onOverwrite={(etag) => save.mutate(etag)} />}
+        {save.error && (
+          <SaveProblem error={save.error} storedChain={storedChain} onOverwrite={(etag) => save.mutate(etag)} />
+        )}
         {start.error && !save.error && questionsOf(start.error).length === 0 && <ProblemNote error={start.error} />}
         {draft.nodes.length > 0 && !readOnly && <QuestionNote question={question} />}
         {runNodes.error && <ProblemNote error={runNodes.error} />}
@@ -279,7 +284,7 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
               <Inspector
                 store={store}
                 node={only}
-                expanded={check.data}
+                expansion={check.data}
                 palette={palette}
                 run={run && runNodes.data?.nodes.some((node) => node.id === only.id) ? run : ""}
                 onRunFrom={(from) => start.mutate({ ...request, from })}
@@ -307,8 +312,8 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
           text={check.data?.text ?? ""}
           readOnly={readOnly}
           onClose={() => setShowYaml(false)}
-          onImport={(imported) => {
-            store.change("", draftOf(imported), {});
+          onImport={(importedChain) => {
+            store.change("", draftOf(importedChain), {});
             setShowYaml(false);
           }}
         />
@@ -317,18 +322,18 @@ function Editor({ stored: first, opened, palette, template }: EditorProps) {
   );
 }
 
-const draftOf = (expanded: ExpandedChain | null): Draft =>
-  expanded ? (structuredClone(expanded.spec) as unknown as Draft) : { name: "chain", nodes: [] };
+const draftOf = (expansion: ExpandedChain | null): Draft =>
+  expansion ? (structuredClone(expansion.spec) as unknown as Draft) : { name: "chain", nodes: [] };
 
 function graphNodes(
   draft: Draft,
-  expanded: ExpandedChain | undefined,
+  expansion: ExpandedChain | undefined,
   run: { nodes: readonly Pick<RunNode, "id" | "state" | "fraction" | "outputs">[] } | undefined,
 ): GraphNode[] {
-  const byId = new Map(expanded?.nodes.map((node) => [node.id, node]));
+  const byId = new Map(expansion?.nodes.map((node) => [node.id, node]));
   const states = new Map(run?.nodes.map((node) => [node.id, node]));
   const problems = new Map<string, number>();
-  for (const reason of reasonsOf(expanded))
+  for (const reason of reasonsOf(expansion))
     if (reason.node) problems.set(reason.node, (problems.get(reason.node) ?? 0) + 1);
   return draft.nodes.map((node) => {
     const answer = byId.get(node.id);
@@ -352,7 +357,7 @@ function graphNodes(
 
 /** To the right of every other node. */
 function nextPlace(positions: Record<string, Place>): Place {
-  const last = Object.values(positions).sort((path, other) => other.x - path.x)[0];
+  const last = Object.values(positions).sort((path, another) => another.x - path.x)[0];
   return last ? { x: last.x + NODE_WIDTH + 40, y: last.y } : { x: 0, y: 0 };
 }
 

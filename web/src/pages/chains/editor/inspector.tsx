@@ -1,4 +1,4 @@
-// What is selected: its id, links, settings and problems; while a run is shown, its state, lines and results.
+// The selected node: its id, links, settings and problems; while a run is shown, its state, lines and results.
 
 import { useQuery } from "@tanstack/react-query";
 import { useId, useState } from "react";
@@ -12,13 +12,13 @@ import { pathWith, type JsonSchema } from "../../../components/schema";
 import { Upload } from "../../../components/upload";
 import { NodeResult } from "../node_result";
 import { Reasons } from "../reasons";
-import { configured, linked, renamed, unlinked, without, type DraftNode, type DraftStore } from "./draft";
+import { setConfig, addLink, renameNode, removeLink, removeNodes, type DraftNode, type DraftStore } from "./draft";
 import { askLinks, defaultsOf, reasonsOf } from "./server";
 
 interface InspectorProps {
   store: DraftStore;
   node: DraftNode;
-  expanded: ExpandedChain | undefined;
+  expansion: ExpandedChain | undefined;
   palette: Palette;
   run: string;
   onRunFrom: (node: string) => void;
@@ -30,7 +30,7 @@ interface InspectorProps {
 export function Inspector({
   store,
   node,
-  expanded,
+  expansion,
   palette,
   run,
   onRunFrom,
@@ -38,12 +38,12 @@ export function Inspector({
   onSelect,
   readOnly,
 }: InspectorProps) {
-  const entry = palette.nodes.find((other) => other.type === node.type);
+  const entry = palette.nodes.find((candidate) => candidate.type === node.type);
   const schema = entry?.settings as JsonSchema | undefined;
-  const reasons = reasonsOf(expanded).filter((reason) => reason.node === node.id);
+  const reasons = reasonsOf(expansion).filter((reason) => reason.node === node.id);
   const problems = reasons as unknown as ProblemReason[];
   const defaults = Object.fromEntries(
-    Object.entries(defaultsOf(expanded, node.id)).map(([path, value]) => [`config.${path}`, value]),
+    Object.entries(defaultsOf(expansion, node.id)).map(([path, value]) => [`config.${path}`, value]),
   );
   const paths = Object.fromEntries(
     (["documents", "repository", "columns", "model"] as const).map((widget) => [
@@ -56,17 +56,20 @@ export function Inspector({
     [paths.model],
   );
   const hints = start ? { [paths.documents]: `A relative path starts in \`${start}\`.` } : undefined;
-  const configure = (change: (before: Record<string, unknown>) => Record<string, unknown>) => {
+  const configure = (change: (previous: Record<string, unknown>) => Record<string, unknown>) => {
     const { nodes } = store.get().draft; // an upload may end after other settings were written
-    const before = nodes.find((other) => other.id === node.id)?.config ?? {};
-    const next = Object.fromEntries(Object.entries(change(before)).filter(([, value]) => value !== undefined));
-    store.changeNodes(`config ${node.id}`, configured(nodes, node.id, next));
+    const currentConfig = nodes.find((candidate) => candidate.id === node.id)?.config ?? {};
+    const next = Object.fromEntries(Object.entries(change(currentConfig)).filter(([, value]) => value !== undefined));
+    store.changeNodes(`config ${node.id}`, setConfig(nodes, node.id, next));
   };
   const isSource = node.type === "data_source" && !readOnly;
   const extras = isSource
     ? {
         [paths.documents]: (
-          <Upload documents onUploaded={(path) => configure((before) => ({ ...before, path, columns: undefined }))} />
+          <Upload
+            documents
+            onUploaded={(path) => configure((previous) => ({ ...previous, path, columns: undefined }))}
+          />
         ),
       }
     : undefined;
@@ -77,7 +80,7 @@ export function Inspector({
             key="columns"
             path={node.config.path}
             value={node.config.columns}
-            onChange={(columns) => configure((before) => ({ ...before, columns }))}
+            onChange={(columns) => configure((previous) => ({ ...previous, columns }))}
           />
         ),
       }
@@ -103,7 +106,7 @@ export function Inspector({
             schema={schema}
             value={node.config}
             onChange={(config) =>
-              store.changeNodes(`config ${node.id}`, configured(store.get().draft.nodes, node.id, config))
+              store.changeNodes(`config ${node.id}`, setConfig(store.get().draft.nodes, node.id, config))
             }
             problems={problems}
             prefix="config"
@@ -122,7 +125,7 @@ export function Inspector({
           type="button"
           className="danger"
           onClick={() => {
-            store.changeNodes("", without(store.get().draft.nodes, new Set([node.id])));
+            store.changeNodes("", removeNodes(store.get().draft.nodes, new Set([node.id])));
             onSelect(new Set());
           }}
         >
@@ -145,11 +148,11 @@ function IdField({
   const apply = () => {
     const { nodes } = store.get().draft;
     if (text === node.id) return setWrong("");
-    if (nodes.some((other) => other.id === text)) return setWrong(`There is a node ${text} already.`);
+    if (nodes.some((candidate) => candidate.id === text)) return setWrong(`There is a node ${text} already.`);
     if (!text) return setWrong("Write an id.");
     setWrong("");
-    const { [node.id]: place, ...places } = store.get().places;
-    store.changeNodes("", renamed(nodes, node.id, text), place ? { ...places, [text]: place } : places);
+    const { [node.id]: position, ...positions } = store.get().positions;
+    store.changeNodes("", renameNode(nodes, node.id, text), position ? { ...positions, [text]: position } : positions);
     onSelect(new Set([text]));
   };
   return (
@@ -173,11 +176,11 @@ function IdField({
   );
 }
 
-/** The keyboard's way to link: what the node takes from and what it gives to, with the service's reasons. */
+/** Links by keyboard: inputs and outputs of the node, with the service's reasons. */
 function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" | "readOnly">) {
   const { draft } = store.get();
   const id = useId();
-  const [refused, setRefused] = useState<LinkAnswer | null>(null);
+  const [refusal, setRefusal] = useState<LinkAnswer | null>(null);
   const links = useQuery({
     queryKey: ["links", node.id, draft],
     queryFn: () => askLinks(draft, node.id),
@@ -186,12 +189,12 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
   });
   const answers = (links.data ?? []).filter((row) => !row.linked);
   const give = (value: string) => {
-    const answer = answers.find((other) => `${other.port} ${other.target}` === value);
+    const answer = answers.find((candidate) => `${candidate.port} ${candidate.target}` === value);
     if (!answer) return;
-    setRefused(answer.allowed ? null : answer);
-    if (answer.allowed) store.changeNodes("", linked(draft.nodes, node.id, answer.target));
+    setRefusal(answer.allowed ? null : answer);
+    if (answer.allowed) store.changeNodes("", addLink(draft.nodes, node.id, answer.target));
   };
-  const after = draft.nodes.filter((other) => other.needs.includes(node.id));
+  const targets = draft.nodes.filter((candidate) => candidate.needs.includes(node.id));
   return (
     <section aria-label={`Links of ${node.id}`}>
       <h3>Links</h3>
@@ -200,16 +203,16 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
           <li key={need}>
             from {need}{" "}
             {!readOnly && (
-              <button type="button" onClick={() => store.changeNodes("", unlinked(draft.nodes, need, node.id))}>
+              <button type="button" onClick={() => store.changeNodes("", removeLink(draft.nodes, need, node.id))}>
                 Remove link from {need}
               </button>
             )}
           </li>
         ))}
-        {after.map((other) => (
-          <li key={other.id}>to {other.id}</li>
+        {targets.map((target) => (
+          <li key={target.id}>to {target.id}</li>
         ))}
-        {node.needs.length + after.length === 0 && <li className="quiet">none</li>}
+        {node.needs.length + targets.length === 0 && <li className="quiet">none</li>}
       </ul>
       {!readOnly && (
         <div className="setting">
@@ -223,9 +226,9 @@ function Links({ store, node, readOnly }: Pick<InspectorProps, "store" | "node" 
               </option>
             ))}
           </select>
-          {refused && (
+          {refusal && (
             <p className="wrong" role="alert">
-              <Prose text={refused.because} /> <Prose text={refused.instead} /> <code>{refused.code}</code>
+              <Prose text={refusal.because} /> <Prose text={refusal.instead} /> <code>{refusal.code}</code>
             </p>
           )}
         </div>

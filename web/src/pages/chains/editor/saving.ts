@@ -9,38 +9,38 @@ import { draftKey, type Draft, type DraftStore } from "./draft";
 /** Store the draft: as a new chain, or as a revision on top of the one that was opened. */
 export function useSave(
   store: DraftStore,
-  stored: ChainDetail | undefined,
-  setStored: (stored: ChainDetail) => void,
+  storedChain: ChainDetail | undefined,
+  setStored: (storedChain: ChainDetail) => void,
   onDone: () => void,
 ) {
   const queries = useQueryClient();
   const [, navigate] = useLocation();
   const send = (body: never, etag: string | undefined): Promise<ChainDetail> => {
-    if (!stored) return dataOf(client.POST("/api/v1/chains", { body }));
+    if (!storedChain) return dataOf(client.POST("/api/v1/chains", { body }));
     const header = { "If-Match": `"${etag ?? store.base}"` };
-    return dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path: { chain: stored.id }, header }, body }));
+    return dataOf(client.PUT("/api/v1/chains/{chain}", { params: { path: { chain: storedChain.id }, header }, body }));
   };
   return useMutation({
     mutationFn: async (etag: string | undefined): Promise<ChainDetail> => {
       const { draft } = store.get();
-      const saved = await send(draft as never, etag);
-      store.markSaved(saved.etag, draft);
-      return saved;
+      const savedChain = await send(draft as never, etag);
+      store.markSaved(savedChain.etag, draft);
+      return savedChain;
     },
-    onSuccess: (saved) => {
+    onSuccess: (savedChain) => {
       onDone();
       void queries.invalidateQueries({ queryKey: ["chains"] });
-      if (!stored) {
-        store.moveTo(draftKey(saved.id));
-        navigate(`/chains/${saved.id}/edit`, { replace: true });
+      if (!storedChain) {
+        store.moveTo(draftKey(savedChain.id));
+        navigate(`/chains/${savedChain.id}/edit`, { replace: true });
       }
-      setStored(saved);
+      setStored(savedChain);
     },
   });
 }
 
 interface RunRequest {
-  stored: ChainDetail | undefined;
+  storedChain: ChainDetail | undefined;
   /** The draft that is run. */
   draft: Draft;
   dirty: boolean;
@@ -52,18 +52,18 @@ interface RunRequest {
 export function useRun(setSearch: ReturnType<typeof useSearchParams>[1], save: ReturnType<typeof useSave>) {
   const [, navigate] = useLocation();
   return useMutation({
-    mutationFn: async ({ stored, dirty, from, yes }: RunRequest) => {
-      const chain = stored && !dirty ? stored : await save.mutateAsync(undefined);
-      const started = await dataOf(
+    mutationFn: async ({ storedChain, dirty, from, yes }: RunRequest) => {
+      const chain = storedChain && !dirty ? storedChain : await save.mutateAsync(undefined);
+      const startedRun = await dataOf(
         client.POST("/api/v1/chains/{chain}/run", {
           params: { path: { chain: chain.id } },
           body: { revision: chain.revision, refresh_from: from ?? null, yes } as never,
         }),
       );
-      return { chain, run: (started as { id: string }).id };
+      return { chain, run: (startedRun as { id: string }).id };
     },
-    onSuccess: ({ chain, run }, { stored }) => {
-      if (stored) setSearch({ run });
+    onSuccess: ({ chain, run }, { storedChain }) => {
+      if (storedChain) setSearch({ run });
       else navigate(`/chains/${chain.id}/edit?run=${run}`, { replace: true });
     },
   });

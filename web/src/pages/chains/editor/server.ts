@@ -1,4 +1,4 @@
-// What the editor asks the service: the palette, whether the draft would run, and where a link may lead.
+// Queries of the editor: the palette, whether the draft would run, and where a link may lead.
 
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
@@ -27,23 +27,23 @@ export const expand = (
 
 /** What the service says about the draft as it is now; the earlier answer while it is asked. `opened` is its answer for
  * the first draft, if that was just asked for. */
-export function useCheck(draft: Draft, opened: ExpandedChain | null) {
+export function useCheck(draft: Draft, expansion: ExpandedChain | null) {
   const [first] = useState(() => ({ draft, at: Date.now() }));
-  const [settled, setSettled] = useState(draft);
+  const [settledDraft, setSettledDraft] = useState(draft);
   useEffect(() => {
-    const handle = window.setTimeout(() => setSettled(draft), CHECK_AFTER_MS);
+    const handle = window.setTimeout(() => setSettledDraft(draft), CHECK_AFTER_MS);
     return () => window.clearTimeout(handle);
   }, [draft]);
   const query = useQuery({
-    queryKey: ["expand", settled],
+    queryKey: ["expand", settledDraft],
     // The service ends the work of a request that is aborted: only the newest draft is checked.
-    queryFn: ({ signal }) => expand({ target: settled as unknown as Record<string, unknown> }, signal),
-    initialData: settled === first.draft ? (opened ?? undefined) : undefined,
+    queryFn: ({ signal }) => expand({ target: settledDraft as unknown as Record<string, unknown> }, signal),
+    initialData: settledDraft === first.draft ? (expansion ?? undefined) : undefined,
     initialDataUpdatedAt: first.at, // who comes back to the first draft later gets a new answer
     placeholderData: keepPreviousData,
     gcTime: 10_000,
   });
-  return { ...query, isCurrent: settled === draft && !query.isPlaceholderData && !query.isPending };
+  return { ...query, isCurrent: settledDraft === draft && !query.isPlaceholderData && !query.isPending };
 }
 
 export const askLinks = async (draft: Draft, node: string): Promise<LinkAnswer[]> =>
@@ -60,25 +60,26 @@ export const useRunNodes = (run: string) =>
   });
 
 /** Setting that is left out -> the value that a run takes for it, of one node: path below its config. */
-export const defaultsOf = (expanded: ExpandedChain | undefined, node: string): Record<string, unknown> =>
-  expanded?.nodes.find((entry) => entry.id === node)?.defaults ?? {};
+export const defaultsOf = (expansion: ExpandedChain | undefined, node: string): Record<string, unknown> =>
+  expansion?.nodes.find((entry) => entry.id === node)?.defaults ?? {};
 
 /** The same for the parameters of a template, which have the names of the settings; what trainers differ in, for each. */
-export function parameterDefaults(expanded: ExpandedChain | undefined, names: readonly string[]) {
-  const found: Record<string, string> = {};
+export function parameterDefaults(expansion: ExpandedChain | undefined, names: readonly string[]) {
+  const defaults: Record<string, string> = {};
   for (const path of names) {
     const name = path.split(".").at(-1)!;
-    const values = (expanded?.nodes ?? []).flatMap((node) =>
+    const values = (expansion?.nodes ?? []).flatMap((node) =>
       Object.entries(node.defaults ?? {}).flatMap(([key, value]) =>
         key.split(".").at(-1) === name ? [{ node: node.id, value }] : [],
       ),
     );
     const texts = new Set(values.map((value) => String(value.value)));
-    if (texts.size === 1) found[path] = [...texts][0]!;
-    else if (texts.size > 1) found[path] = values.map((value) => `${String(value.value)} (${value.node})`).join(", ");
+    if (texts.size === 1) defaults[path] = [...texts][0]!;
+    else if (texts.size > 1)
+      defaults[path] = values.map((value) => `${String(value.value)} (${value.node})`).join(", ");
   }
-  return found;
+  return defaults;
 }
 
-export const reasonsOf = (expanded: ExpandedChain | undefined): CheckReason[] =>
-  (expanded?.check.reasons ?? []) as unknown as CheckReason[];
+export const reasonsOf = (expansion: ExpandedChain | undefined): CheckReason[] =>
+  (expansion?.check.reasons ?? []) as unknown as CheckReason[];

@@ -1,4 +1,4 @@
-// The line above the canvas: what is stored, whether the draft would run, how far its run is; and a refused save.
+// The line above the canvas: the stored revision, whether the draft would run, how far its run is; and a refused save.
 
 import { ExternalLink } from "../../../components/external";
 import { useQuery } from "@tanstack/react-query";
@@ -13,9 +13,9 @@ import { JobActions } from "../../jobs/actions";
 const countOf = (problems: number) => (problems === 1 ? "1 problem" : `${problems} problems`);
 
 interface StatusLineProps {
-  stored: ChainDetail | undefined;
+  storedChain: ChainDetail | undefined;
   dirty: boolean;
-  restored: boolean;
+  isRestored: boolean;
   check: ExpandedChain | undefined;
   isCurrent: boolean;
   /** Whether a run has to be allowed first. */
@@ -28,9 +28,9 @@ interface StatusLineProps {
 }
 
 export function StatusLine({
-  stored,
+  storedChain,
   dirty,
-  restored,
+  isRestored,
   check,
   isCurrent,
   isOpen,
@@ -45,22 +45,23 @@ export function StatusLine({
   return (
     <div className="actions" role="status" aria-label="State of the draft">
       <span>
-        {stored ? (
-          <Link href={`/chains/${stored.id}`}>
-            {stored.name}, revision {stored.revision}
+        {storedChain ? (
+          <Link href={`/chains/${storedChain.id}`}>
+            {storedChain.name}, revision {storedChain.revision}
           </Link>
         ) : (
           "not stored yet"
         )}
         {dirty ? ", changed" : ""}
       </span>
-      {stored && !("nodes" in stored.body) && (
+      {storedChain && !("nodes" in storedChain.body) && (
         <span className="quiet">
-          It is stored as {"template" in stored.body ? `the call of ${String(stored.body.template)}` : "a job"}; Save
-          stores its nodes.
+          It is stored as{" "}
+          {"template" in storedChain.body ? `the call of ${String(storedChain.body.template)}` : "a job"}; Save stores
+          its nodes.
         </span>
       )}
-      {restored && (
+      {isRestored && (
         <span>
           Unsaved changes of an earlier visit are shown.{" "}
           <button type="button" onClick={onDiscard}>
@@ -100,17 +101,17 @@ export function StatusLine({
 /** Why the draft was not stored; where somebody else was faster, what can be done about it. */
 export function SaveProblem({
   error,
-  stored,
+  storedChain,
   onOverwrite,
 }: {
   error: Error;
-  stored: ChainDetail | undefined;
+  storedChain: ChainDetail | undefined;
   onOverwrite: (etag: string) => void;
 }) {
   const newest = useQuery({
-    queryKey: ["chains", stored?.id, "etag"],
-    queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain: stored!.id } } })),
-    enabled: error instanceof Problem && error.status === 409 && stored !== undefined,
+    queryKey: ["chains", storedChain?.id, "etag"],
+    queryFn: () => dataOf(client.GET("/api/v1/chains/{chain}", { params: { path: { chain: storedChain!.id } } })),
+    enabled: error instanceof Problem && error.status === 409 && storedChain !== undefined,
     gcTime: 0,
   });
   return (

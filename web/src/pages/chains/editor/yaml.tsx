@@ -11,13 +11,13 @@ interface YamlDialogProps {
   text: string;
   readOnly: boolean;
   onClose: () => void;
-  onImport: (imported: ExpandedChain) => void;
+  onImport: (importedChain: ExpandedChain) => void;
 }
 
 export function YamlDialog({ name, text, readOnly, onClose, onImport }: YamlDialogProps) {
   const dialog = useRef<HTMLDialogElement>(null);
-  const [edited, setEdited] = useState(text);
-  const read = useMutation({ mutationFn: () => expand({ text: edited }), onSuccess: onImport });
+  const [editedText, setEditedText] = useState(text);
+  const read = useMutation({ mutationFn: () => expand({ text: editedText }), onSuccess: onImport });
   useEffect(() => dialog.current?.showModal(), []);
   const download = () => {
     const address = URL.createObjectURL(new Blob([text], { type: "application/yaml" }));
@@ -36,8 +36,8 @@ export function YamlDialog({ name, text, readOnly, onClose, onImport }: YamlDial
         className="code"
         spellCheck={false}
         readOnly={readOnly}
-        value={edited}
-        onChange={(event) => setEdited(event.target.value)}
+        value={editedText}
+        onChange={(event) => setEditedText(event.target.value)}
       />
       <p>
         <label htmlFor="yaml-file">From a file</label>
@@ -48,7 +48,7 @@ export function YamlDialog({ name, text, readOnly, onClose, onImport }: YamlDial
           disabled={readOnly}
           onChange={async (event) => {
             const [file] = event.target.files ?? [];
-            if (file) setEdited(await file.text());
+            if (file) setEditedText(await file.text());
           }}
         />
       </p>

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.surfaces.live.sse import HEARTBEAT, ServerEvent
+from trainyard.surfaces.streams import HEARTBEAT, ServerEvent
 
 
 def interpret(stream: bytes) -> list[tuple[str, str, str]]:

@@ -1,12 +1,22 @@
-"""A job as server-sent events: its state, its metrics and its log, each from a place that an event's id names.
+"""Streams of server-sent events: a job, its metrics and its log, and the answers of `adapters ask`.
 
     job       `job` with the whole job, whenever it has changed
     metrics   `curve` per trainer with what there is, in few points; then `points` with the steps since
     logs      `lines` of one source each: `run`, or a trainer
-    all       `end` with the state once the job has ended, and comments every 15 seconds
+    all three `end` with the state once the job has ended, and comments every 15 seconds
 
-A client that was cut off sends the last id as `Last-Event-ID` and gets what came after it. A client that reads slowly
+A client that was cut off sends the last id as `Last-Event-ID` and gets the events after it. A client that reads slowly
 is not waited for and nothing is stored for it: it continues at its place in the file.
+
+    asked     the question has been accepted; a model server may be started first
+    answer    `side` (base or adapter) and all of its text so far
+    end       the result of `adapters ask`, or `error`: a problem document
+
+The work of `adapters ask` ends with its stream: when the client leaves, the model server stops too.
+
+Format: https://html.spec.whatwg.org/multipage/server-sent-events.html, section 9.2. A text may have any characters:
+each of its lines is a `data:` line. An id or a name with a line break is refused, because a client would read the
+rest as another field.
 """
 
 from __future__ import annotations
@@ -17,13 +27,15 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import orjson
 
+from trainyard.app.adapters.trained import find_served
 from trainyard.app.context import Context
 from trainyard.app.jobs import jobs
 from trainyard.app.jobs.jobs import build_job
@@ -33,16 +45,94 @@ from trainyard.app.live.trainings import find_trainings
 from trainyard.app.names import find_job
 from trainyard.app.secrets import list_secrets, read_text_before, redact_lines
 from trainyard.app.training_logs import TrainingLogs
+from trainyard.cancellation import CallerLeft
 from trainyard.compute.child import EVENTS_FILE
-from trainyard.compute.events import parse
-from trainyard.compute.tail import LineSpan
-from trainyard.errors import InvalidInput, NotFound
+from trainyard.compute.events import LineSpan, parse
+from trainyard.errors import InvalidInput, NotFound, TrainyardError
+from trainyard.json_types import JsonObject
+from trainyard.operations.adapters import AskInput
 from trainyard.operations.jobs import JobInput, LogsInput, MetricsInput
 from trainyard.stores.live.job_index import ENDED, Row
 from trainyard.stores.metrics import MEASURED, number
-from trainyard.surfaces.live.sse import HEARTBEAT, ServerEvent
+from trainyard.surfaces.invocation import execute_operation
+
+LINE_END = re.compile(r"\r\n|\n|\r")
+NO_ID = re.compile("[\r\n\0]")
+"""A client ignores an id with a NUL."""
+
+
+@dataclass(frozen=True)
+class ServerEvent:
+    """An event of a stream, or a comment alone."""
+
+    data: str = ""
+    event: str = ""
+    """Its name; "" is `message`."""
+    id: str = ""
+    """What a client sends as `Last-Event-ID` to continue after it; "" leaves the last one."""
+    comment: str = ""
+
+    def encode(self) -> bytes:
+        """Return the event as a client reads it. Raises `ValueError` for an id or a name with a line break."""
+        if NO_ID.search(self.id) or NO_ID.search(self.event):
+            raise ValueError(f"An event cannot have the id {self.id!r} and the name {self.event!r}.")
+        lines = [f": {line}" for line in LINE_END.split(self.comment)] if self.comment else []
+        lines += [f"event: {self.event}"] if self.event else []
+        lines += [f"id: {self.id}"] if self.id else []
+        lines += [f"data: {line}" for line in LINE_END.split(self.data)] if self.data or not self.comment else []
+        return "".join(f"{line}\n" for line in [*lines, ""]).encode("utf-8", "replace")
+
+
+HEARTBEAT = ServerEvent(comment="heartbeat")
+
 
 HEARTBEAT_S = 15.0
+OPERATION = "adapters ask"
+
+
+async def follow_answers(request: AskInput, context: Context, _last: str | None) -> AsyncIterator[ServerEvent]:
+    """Yield both answers, one after the other. Raises what `find_served` raises, before the first event."""
+    await asyncio.to_thread(find_served, request.adapter, context)
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[JsonObject | None]()
+
+    def report(event: JsonObject) -> None:
+        if event["event"] == "answer":
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    def work() -> Any:
+        try:
+            return execute_operation(OPERATION, request, replace(context, on_progress=report))
+        except CallerLeft:
+            return None
+        finally:
+            loop.call_soon_threadsafe(events.put_nowait, None)
+
+    working = asyncio.create_task(asyncio.to_thread(work))
+    working.add_done_callback(lambda task: task.cancelled() or task.exception())  # of a caller who has gone
+    try:
+        yield ServerEvent("{}", "asked")
+        while (event := await next_event(events)) is not None:
+            if event:
+                yield ServerEvent(orjson.dumps({"side": event["node"], "text": event["text"]}).decode(), "answer")
+            else:
+                yield HEARTBEAT
+        try:
+            text = (await working).model_dump_json()
+        except TrainyardError as error:
+            text = orjson.dumps({"error": error.as_dict()}, default=str).decode()
+        yield ServerEvent(text, "end")
+    finally:
+        context.departure.note()
+
+
+async def next_event(events: asyncio.Queue[JsonObject | None]) -> JsonObject | None:
+    """Return the next event, None after the last one; {} when none came for long."""
+    try:
+        return await asyncio.wait_for(events.get(), HEARTBEAT_S)
+    except TimeoutError:
+        return {}
+
+
 STATE_EVERY_S = 0.5
 """How often the job itself is looked at; its files wake a stream at once."""
 FIRST_POINTS = 1000
@@ -88,7 +178,7 @@ async def follow_metrics(
 
 
 async def follow_logs(request: LogsInput, context: Context, last_event_id: str | None) -> AsyncIterator[ServerEvent]:
-    """Yield what the trainers print, as it comes, from their first line or `offset` on. Secrets in it are replaced."""
+    """Yield the trainers' output, as it comes, from their first line or `offset` on. Secrets in it are replaced."""
     positions, secrets = read_places(last_event_id), list_secrets(context.settings)
     async with aclosing(turns(request.job, context, lambda work: work.log)) as every:
         async for turn in every:
@@ -146,7 +236,7 @@ def parse_point(line: bytes) -> dict[str, object] | None:
     return {"step": event["step"], "time": number(event.get("time")) or 0.0, **values}
 
 
-# What the streams share
+# Shared by the streams
 
 
 @dataclass
@@ -238,7 +328,7 @@ class JobHub:
                         listener.set()
 
     def read(self) -> dict[str, Row]:
-        """Return the rows that may have changed, from the index; from Prefect where nobody keeps one."""
+        """Return the rows that may have changed, from the index; from Prefect without an index."""
         followed = dict(self.jobs)
         contexts = [job.context for job in followed.values()]
         if not contexts:

@@ -1,6 +1,6 @@
 """The scoring child: reads spec.json and the candidates, writes what a reward model says of each (torch).
 
-Started by `python -m trainyard.compute.launch trainyard.evals.selection.program:main FOLDER`. A candidate is rendered
+Started by `python -m trainyard.compute.launch trainyard.evals.selection_program:main FOLDER`. A candidate is rendered
 as the reward model's training rendered answers, and scored at its last token; rows of similar length go together.
 
 scores.jsonl   one line a question: a number for each candidate, null for one that does not fit the model
@@ -25,7 +25,7 @@ from trainyard.data.generation.candidates import Candidates, read_candidates
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.evals.model import pick_device
-from trainyard.evals.selection.choosing import SCORES_FILE, SelectionJob
+from trainyard.evals.selection import SCORES_FILE, SelectionJob
 from trainyard.train.methods.loading import training_record
 from trainyard.train.model.positions import find_context
 from trainyard.train.rl.reward_model import RewardModelScorer, find_source, load_own_tokenizer, load_reward_model

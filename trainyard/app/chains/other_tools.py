@@ -1,4 +1,4 @@
-"""Configs of other tools as chains: one file, or every config in a folder."""
+"""Configs of other tools: imported as chains, one file or a folder, and exported from the trainer of a chain."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from typing import Any
 import yaml
 from pydantic import Field
 
+from trainyard.app.chains.eject import trainer_of
 from trainyard.app.context import Context
+from trainyard.app.plan.parse import parse_request
+from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.responses import Response
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError
-from trainyard.operations.chains import ImportInput
+from trainyard.operations.chains import ExportConfigInput, ImportInput
+from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.exporters import EXPORTERS, export_trainer
 from trainyard.spec.imports.conversion import ConfigTool, Imported, KeyResult, import_config, refuse_import
 from trainyard.spec.imports.keys import Config, KeyStatus, describe
 from trainyard.spec.imports.llamafactory import INFO_FILE, ROW_KEYS
 from trainyard.spec.imports.tools import TOOLS, find_tool
 from trainyard.spec.load.files import FILE_SUFFIXES, load_value
+from trainyard.spec.nodes import DataSourceConfig
+from trainyard.spec.training import TrainerConfig
 
 FIRST_CHARS = 1 << 20
 NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
@@ -226,7 +233,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def chain_text(path: Path, config: Imported) -> str:
-    """Return the chain as YAML, under what was noted."""
+    """Return the chain as YAML, below its notes."""
     head = [f"Imported from {path.name}, a config of {TOOLS[config.tool].title}.", *notes_of(config)]
     comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
     body: dict[str, object] = dict(config.value)
@@ -250,3 +257,38 @@ def rows_of(keys: Sequence[KeyResult]) -> tuple[KeyRow, ...]:
         )
         for result in keys
     )  # fmt: skip
+
+
+class ExportOutput(Response):
+    text: str
+    out: Path | None = None
+    notes: tuple[str, ...] = ()
+
+
+def export_chain(request: ExportConfigInput, context: Context) -> ExportOutput:
+    """Write a trainer as a config.
+
+    Raises `NotFound` (`E-NODE`), `Refused` (`E-EXPORT`) for a stage or method that the tool does not have, `Conflict`
+    (`E-FILE-EXISTS`).
+    """
+    chain = resolve_chain(parse_request(request.target).spec, context.settings)
+    node = trainer_of(chain, request.node)
+    config = node.config
+    if not isinstance(config, TrainerConfig):
+        raise InvalidInput(f"{node.id} is not a trainer.", code="E-NODE")
+    export = export_trainer(config, source_of(node, chain), request.to)
+    for note in export.notes:
+        context.say(note)
+    head = [f"A config of {EXPORTERS[request.to].title}, from {node.id} of the chain {chain.name}.", *export.notes]
+    comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
+    text = comments + yaml.safe_dump(export.value, sort_keys=False, allow_unicode=True)
+    if request.out is not None:
+        write_new(request.out, text)
+    return ExportOutput(text=text, out=request.out, notes=export.notes)
+
+
+def source_of(node: ResolvedNode, chain: ResolvedChain) -> DataSourceConfig | None:
+    """Return the data source that a trainer reads directly; None where other nodes make its rows."""
+    sources = [chain.node(source.node_id) for port_sources in node.inputs.values() for source in port_sources]
+    configs = [source.config for source in sources if isinstance(source.config, DataSourceConfig)]
+    return configs[0] if configs else None

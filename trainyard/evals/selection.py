@@ -25,7 +25,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.stores.artifacts import Facts, Produced
 
-PROGRAM = "trainyard.evals.selection.program:main"
+PROGRAM = "trainyard.evals.selection_program:main"
 CHILD_FOLDER = "choosing"
 SCORES_FILE = "scores.jsonl"
 CHILD_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "OMP_WAIT_POLICY": "passive"}
@@ -54,7 +54,7 @@ def choose_best(
 ) -> Produced:
     """Return the generator's result in `folder` with the best answer to each question in the place of the first one.
 
-    Raises what the child's `error.json` says, and `Conflict` (`E-STOPPED`) when it was asked to stop.
+    Raises the error of the child's `error.json`, and `Conflict` (`E-STOPPED`) when it was asked to stop.
     """
     (port,) = produced.outputs
     part = folder / produced.outputs[port].folder
@@ -90,7 +90,7 @@ def read_scores(path: Path) -> Iterator[Scored]:
 
 
 def add_facts(produced: Produced, part: Path, port: Port, selection: Mapping[str, object]) -> Produced:
-    """Return the result whose facts and whose accounting say what was chosen."""
+    """Return the result with the selection in its facts and its accounting."""
     facts: Facts = {**produced.facts, "candidates": {**produced.facts["candidates"], **selection}}
     path = part / ACCOUNTING_FILE
     account = {**json.loads(path.read_text(encoding="utf-8")), "candidates": facts["candidates"]}

@@ -20,8 +20,8 @@ from trainyard.operations.jobs import JobInput, LogsInput, MetricsInput
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_index import JobIndex
-from trainyard.surfaces.live import streams
-from trainyard.surfaces.live.sse import HEARTBEAT, ServerEvent
+from trainyard.surfaces import streams
+from trainyard.surfaces.streams import HEARTBEAT, ServerEvent
 
 RUN = "0190d3c2-1f2e-4a3b-8c4d-5e6f70819203"
 JOB = "job-5e6f70819203"
@@ -83,7 +83,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-async def named(events: AsyncIterator[ServerEvent], name: str) -> ServerEvent:
+async def find_named(events: AsyncIterator[ServerEvent], name: str) -> ServerEvent:
     """The next event of a name; comments are passed over."""
     async for event in events:
         if event.event == name:
@@ -96,12 +96,12 @@ async def texts_until_end(events: AsyncIterator[ServerEvent]) -> list[ServerEven
     return [event async for event in events if not event.comment]
 
 
-def steps_of(events: list[ServerEvent]) -> list[int]:
+def list_steps(events: list[ServerEvent]) -> list[int]:
     curve_events = [event for event in events if event.event in ("points", "curve")]
     return [point["step"] for event in curve_events for point in json.loads(event.data)["points"]]
 
 
-def lines_of(events: list[ServerEvent]) -> list[str]:
+def list_lines(events: list[ServerEvent]) -> list[str]:
     return [line for event in events if event.event == "lines" for line in json.loads(event.data)["lines"]]
 
 
@@ -109,17 +109,17 @@ def test_steps_arrive_soon_after_they_are_written(job_home: JobHome) -> None:
     async def test() -> None:
         job_home.step(*range(1, 6))
         events = job_home.metrics()
-        curve = json.loads((await named(events, "curve")).data)
+        curve = json.loads((await find_named(events, "curve")).data)
         assert [point["step"] for point in curve["points"]] == [1, 2, 3, 4, 5]
         waits = []
         for step in range(6, 26):
-            waiting = asyncio.create_task(named(events, "points"))
+            waiting = asyncio.create_task(find_named(events, "points"))
             await asyncio.sleep(0.03)
             written = time.monotonic()
             job_home.step(step)
             event = await waiting
             waits.append(time.monotonic() - written)
-            assert steps_of([event]) == [step]
+            assert list_steps([event]) == [step]
         assert sorted(waits)[len(waits) // 2] < 0.25
         job_home.state(JobState.COMPLETED)
         end = (await texts_until_end(events))[-1]
@@ -132,14 +132,14 @@ def test_a_client_continues_where_it_was_cut_off(job_home: JobHome) -> None:
     async def test() -> None:
         job_home.step(1, 2, 3)
         events = job_home.metrics()
-        last = (await named(events, "curve")).id
+        last = (await find_named(events, "curve")).id
         await events.aclose()
         job_home.step(4, 5)
         job_home.state(JobState.COMPLETED)
         rest = await texts_until_end(job_home.metrics(last))
-        assert steps_of(rest) == [4, 5]
+        assert list_steps(rest) == [4, 5]
         assert [event.event for event in rest] == ["points", "end"]
-        assert steps_of(await texts_until_end(job_home.metrics(rest[-1].id))) == []
+        assert list_steps(await texts_until_end(job_home.metrics(rest[-1].id))) == []
 
     run(test)
 
@@ -150,16 +150,16 @@ def test_every_line_arrives_once_with_its_characters(job_home: JobHome) -> None:
     async def test() -> None:
         job_home.write("child.log", f"first\n{colored}\nhalf")
         events = job_home.logs()
-        first = await named(events, "lines")
+        first = await find_named(events, "lines")
         assert json.loads(first.data) == {"source": "trainer", "lines": ["first", colored]}
         job_home.write("child.log", " a line\nthird\n")
-        second = await named(events, "lines")
+        second = await find_named(events, "lines")
         assert json.loads(second.data)["lines"] == ["half a line", "third"]
         await events.aclose()
         job_home.write("child.log", "fourth\n")
         job_home.state(JobState.FAILED, message="no")
         again = await texts_until_end(job_home.logs(first.id))
-        assert lines_of(again) == ["half a line", "third", "fourth"]
+        assert list_lines(again) == ["half a line", "third", "fourth"]
         assert json.loads(again[-1].data) == {"state": "failed", "message": "no"}
 
     run(test)
@@ -185,13 +185,13 @@ def test_a_log_that_is_cut_or_replaced_begins_again(job_home: JobHome) -> None:
     async def test() -> None:
         job_home.write("child.log", "one\ntwo\nthree\n")
         events = job_home.logs()
-        await named(events, "lines")
+        await find_named(events, "lines")
         os.truncate(job_home.work / "child.log", 0)
         job_home.write("child.log", "new\n")
-        assert json.loads((await named(events, "lines")).data)["lines"] == ["new"]
+        assert json.loads((await find_named(events, "lines")).data)["lines"] == ["new"]
         (job_home.work / "child.log").rename(job_home.work / "child.log.1")
         job_home.write("child.log", "rotated, and longer than before\n")
-        assert json.loads((await named(events, "lines")).data)["lines"] == ["rotated, and longer than before"]
+        assert json.loads((await find_named(events, "lines")).data)["lines"] == ["rotated, and longer than before"]
         await events.aclose()
 
     run(test)
@@ -204,8 +204,8 @@ def test_a_slow_reader_gets_everything_from_the_file(job_home: JobHome) -> None:
     async def test() -> None:
         job_home.write("child.log", "begin\n")
         slow, quick = job_home.logs(), job_home.logs()
-        await named(slow, "lines")
-        await named(quick, "lines")
+        await find_named(slow, "lines")
+        await find_named(quick, "lines")
         for start in range(0, len(lines), 2_000):
             job_home.write("child.log", "".join(f"{line}\n" for line in lines[start : start + 2_000]))
             await asyncio.sleep(0.12)
@@ -213,7 +213,7 @@ def test_a_slow_reader_gets_everything_from_the_file(job_home: JobHome) -> None:
         assert len(tail.lines) <= 2_000, "what is kept for all is bounded"
         job_home.state(JobState.COMPLETED)
         for events in (slow, quick):
-            received = lines_of(await texts_until_end(events))
+            received = list_lines(await texts_until_end(events))
             assert received == lines
 
     run(test)
@@ -224,9 +224,9 @@ def test_many_clients_share_one_look_at_a_file(job_home: JobHome, monkeypatch: p
         job_home.write("child.log", "first\n")
         clients = [job_home.logs() for _ in range(50)]
         for events in clients:
-            await named(events, "lines")
+            await find_named(events, "lines")
         assert len(find_hub().tails) == len(streams.job_hub().jobs) == 1
-        waiting = [asyncio.create_task(named(events, "lines")) for events in clients]
+        waiting = [asyncio.create_task(find_named(events, "lines")) for events in clients]
         await asyncio.sleep(0.05)
         job_home.write("child.log", "second\n")
         assert {event.data for event in await asyncio.gather(*waiting)} == {'{"source":"trainer","lines":["second"]}'}
@@ -239,10 +239,10 @@ def test_many_clients_share_one_look_at_a_file(job_home: JobHome, monkeypatch: p
 def test_the_job_is_sent_when_it_changes(job_home: JobHome) -> None:
     async def test() -> None:
         events = streams.follow_job(JobInput(job=JOB), job_home.context, None)
-        first = await named(events, "job")
+        first = await find_named(events, "job")
         assert json.loads(first.data)["state"] == "running"
         job_home.state(JobState.PAUSED, detail="pausing")
-        assert json.loads((await named(events, "job")).data)["detail"] == "pausing"
+        assert json.loads((await find_named(events, "job")).data)["detail"] == "pausing"
         job_home.state(JobState.CANCELED)
         assert [event.event for event in await texts_until_end(events)] == ["job", "end"]
         again = streams.follow_job(JobInput(job=JOB), job_home.context, first.id)
@@ -267,10 +267,10 @@ def test_a_restart_is_told_in_the_points(job_home: JobHome) -> None:
     async def test() -> None:
         job_home.step(1, 2)
         events = job_home.metrics()
-        await named(events, "curve")
+        await find_named(events, "curve")
         job_home.write("events.jsonl", '{"event": "begin", "restarted_from": {"step": 1}}\n')
         job_home.step(2)
-        event = await named(events, "points")
+        event = await find_named(events, "points")
         assert json.loads(event.data)["points"] == [{"restarted_from": 1}, {"step": 2, "time": 102.0, "loss": 2.0}]
         await events.aclose()
 
@@ -289,10 +289,10 @@ def test_an_id_of_no_event_is_refused(job_home: JobHome, wrong: str) -> None:
 def test_a_job_that_is_not_there_is_refused_before_the_first_event(
     job_home: JobHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing(*_arguments: object) -> Any:
+    def raise_missing(*_arguments: object) -> Any:
         raise NotFound("There is no job.", code="E-JOB-NOT-FOUND")
 
-    monkeypatch.setattr("trainyard.app.names.connect_runs", nothing)
+    monkeypatch.setattr("trainyard.app.names.connect_runs", raise_missing)
 
     async def test() -> None:
         with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
