@@ -158,7 +158,7 @@ class TinkerService:
         digest = hashlib.sha256(body.encode()).hexdigest()
         with self.lock:
             model = session.models.get(model.id, model)
-            if model.request not in ("", digest):
+            if model.progress.request not in ("", digest):
                 raise InvalidInput(
                     f"The model {model.id} was created with another request.", do="Use another number.",
                     code="E-PARAMETER",
@@ -167,7 +167,7 @@ class TinkerService:
                 return self.created[model.id]
             require_open(model)
             future = self.futures.add(session.tenant, model.id)
-            model.request = digest
+            model.progress.request = digest
             session.models[model.id] = model
             self.store.write(session)
             self.created[model.id] = future
@@ -177,7 +177,7 @@ class TinkerService:
     def queue_of(self, model: ModelRecord) -> NumberedQueue:
         with self.lock:
             if model.id not in self.models:
-                self.models[model.id] = NumberedQueue(model.id, model.next_seq, self.futures)
+                self.models[model.id] = NumberedQueue(model.id, model.progress.next_seq, self.futures)
             return self.models[model.id]
 
     def submit(self, tenant: str, model_id: str, seq: int | None, digest: str, name: str, *arguments: Any) -> Future:
@@ -190,8 +190,8 @@ class TinkerService:
             try:
                 return operation(session, model, *arguments, future)
             finally:
-                if future.seq is not None and future.seq >= model.next_seq:
-                    model.next_seq = future.seq + 1
+                if future.seq is not None and future.seq >= model.progress.next_seq:
+                    model.progress.next_seq = future.seq + 1
                 self.store.write(session)  # a service after this one knows what was carried out
 
         return self.queue_of(model).submit(seq, f"{name} {digest}", tenant, model.id, work)

@@ -48,24 +48,24 @@ class ModelTrainer:
 
     def create(self, session: ClientSession, model: ModelRecord, future: Future) -> Answer:
         """Open the adapter of a new model, once."""
-        if not (model.ready or model.last_op):
+        if not (model.progress.ready or model.progress.last_op):
             self.open_adapter(session, model, future)
             self.note_ready(session, model)
         return Answer({"model_id": model.id, "type": "create_model"})
 
     def note_ready(self, session: ClientSession, model: ModelRecord) -> None:
-        model.ready = True
+        model.progress.ready = True
         self.store.write(session)
 
     def open_adapter(self, session: ClientSession, model: ModelRecord, future: Future) -> None:
         """Draw a new adapter in a step session for its shape, and note which one that is."""
         model.engine = self.engines.find_or_create(session.tenant, model)
-        model.process = self.engines.ensure_open(session.tenant, model.engine, future.pause).pid
+        model.progress.process = self.engines.ensure_open(session.tenant, model.engine, future.pause).pid
         future.resume()
         reply = self.engines.call(
             session.tenant, model.engine, "open_slot", {"name": model.id, "seed": model.seed}, key=f"open {model.id}"
         )
-        model.last_op = int(reply["op_seq"])
+        model.progress.last_op = int(reply["op_seq"])
         self.store.write(session)
 
     def call(
@@ -87,17 +87,17 @@ class ModelTrainer:
         require_open(model)
         incarnation = self.engines.ensure_open(session.tenant, model.engine, future.pause)
         future.resume()
-        if incarnation.pid != model.process and (incarnation.resumed_after or 0) < model.last_op:
+        if incarnation.pid != model.progress.process and (incarnation.resumed_after or 0) < model.progress.last_op:
             model.closed = LOST
             self.store.write(session)
             require_open(model)
-        model.process = incarnation.pid
+        model.progress.process = incarnation.pid
         key = f"{model.id} {future.seq} {verb}" if future.seq is not None else ""
         reply = self.engines.call(
             session.tenant, model.engine, verb, {"slot": model.id, **arguments}, body=body, key=key,
             only_repeat=future.only_repeat,
         )  # fmt: skip
-        model.last_op, model.last_request = max(model.last_op, int(reply["op_seq"])), time.time()
+        model.progress.last_op, model.last_request = max(model.progress.last_op, int(reply["op_seq"])), time.time()
         result: Mapping[str, Any] = reply["result"]
         return result
 
@@ -265,7 +265,7 @@ class ModelTrainer:
         self, session: ClientSession, model: ModelRecord, request: requests.LoadWeights, future: Future
     ) -> Answer:
         """Open a new model and load a checkpoint into it, once."""
-        if model.ready or model.next_seq > 1:
+        if model.progress.ready or model.progress.next_seq > 1:
             return Answer({"path": request.path, "model_id": model.id, "type": "load_weights"})
         self.open_adapter(session, model, future)
         answer = self.load(session, model, request, future)
