@@ -124,7 +124,7 @@ def estimate_rows(
     if sampled.rows:
         return dict(sampled.rows), "; ".join(sampled.notes) or "rows: read"
     rows, basis = derive_rows(node, earlier, generators)
-    notes = () if isinstance(node.config, TrainerConfig) else sampled.notes  # a trainer's stand next to its steps
+    notes = () if isinstance(node.config, TrainerConfig) else sampled.notes  # those of a trainer are next to its steps
     return rows, "; ".join(filter(None, (basis, *notes)))
 
 
