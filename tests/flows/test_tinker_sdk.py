@@ -21,7 +21,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.flows.real_stack import Stack, standing
-from tests.unit.backends.session_host import hosted, record_of
+from tests.unit.backends.session_host import host_session, make_record
 from trainyard.app.services import running
 from trainyard.settings import Settings
 from trainyard.stores.models import SHIPPED_STARTER
@@ -188,7 +188,7 @@ def run_native(
     method = {"type": "lora", "rank": RANK, "alpha": 32.0, "dropout": 0.0, "target_modules": TARGETS}
     options = {"stage": {"type": "sft", "average": "row"}, "hyperparameters": {"optimizer": "adamw"}}
     losses = []
-    with hosted(settings, record_of(model, method=method, **options)) as session:
+    with host_session(settings, make_record(model, method=method, **options)) as session:
         session.call("open_slot", name="native", seed=seed)
         for rows, rate in zip(batches, rates, strict=True):
             batch = {name: [row[name] for row in rows] for name in ("input_ids", "labels")}

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.unit.surfaces.tinker.wire import PROTOBUF, ROWS, WireClient, add_tensor, proto_step
+from tests.unit.surfaces.tinker.wire import PROTOBUF, ROWS, WireClient, add_tensor, json_step, proto_step
 from trainyard.surfaces.bodies import MAX_TINKER_BYTES
 from trainyard.surfaces.tinker.messages import FLOAT32, INT64, make_message
 
@@ -140,6 +140,16 @@ def test_a_body_of_more_bytes_than_the_limit_is_refused(client: WireClient) -> N
     assert answer.status_code == 413
     packed = pa.compress(proto_step("no-model", 1, ROWS), codec="zstd", asbytes=True)
     assert client.step(packed[:-4], **{"content-encoding": "zstd"}).status_code == 400
+
+
+@pytest.mark.parametrize("token", [2**70, 1e300, 1.5, -(2**63) - 1])
+def test_a_token_that_is_no_whole_number_of_64_bits_is_refused(client: WireClient, token: float) -> None:
+    model = client.create_model()
+    body = json_step(model, 1, ROWS[:1])
+    body["forward_backward_input"]["data"][0]["loss_fn_inputs"]["target_tokens"]["data"][0] = token
+    failed = client.wait(client.post("forward_backward", **body))
+    assert "target" in failed["error"]
+    assert failed["category"] == "user"
 
 
 def test_layers_that_are_switched_off_are_not_trained(client: WireClient) -> None:
