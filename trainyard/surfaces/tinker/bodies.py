@@ -6,7 +6,7 @@ A step arrives as rows (`StepRequest`), whatever its encoding was.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ def decompress(body: bytes, encoding: str) -> bytes:
     body that becomes longer than the limit; no more than that is decompressed.
     """
     if not encoding or encoding == "identity":
-        return body
+        return require_length(body)
     if encoding != "zstd":
         raise refused(f"The content encoding {encoding[:20]!r} is not known.", "Send zstd, or no encoding.")
     try:
@@ -72,13 +72,18 @@ def decompress(body: bytes, encoding: str) -> bytes:
             plain: bytes = stream.read(MAX_TINKER_BYTES + 1)
     except (OSError, pa.ArrowException) as error:
         raise refused(f"The body is not zstd: {error}.", "Compress it again.") from error
-    if len(plain) > MAX_TINKER_BYTES:
+    return require_length(plain)
+
+
+def require_length(body: bytes) -> bytes:
+    """Raise `LimitExceeded` (`E-BODY-LENGTH`) for a body that is longer than the limit."""
+    if len(body) > MAX_TINKER_BYTES:
         raise LimitExceeded(
             f"The body is longer than {MAX_TINKER_BYTES:,} bytes.",
             do="Send fewer rows at a time.",
             code="E-BODY-LENGTH",
         )
-    return plain
+    return body
 
 
 def read_json(body: bytes, model: type[BaseModel]) -> Any:
@@ -179,7 +184,7 @@ def tokens_of(chunks: list[Chunk]) -> np.ndarray:
     """Return the tokens of JSON chunks. Raises `InvalidInput` (`E-REQUEST-REFUSED`) for images and audio."""
     if any(chunk.type != "encoded_text" for chunk in chunks):
         raise refused("The model reads text alone.", "Leave image and audio chunks out.")
-    return np.array([token for chunk in chunks for token in chunk.tokens], dtype=np.int64)
+    return to_array("tokens", [token for chunk in chunks for token in chunk.tokens], np.int64)
 
 
 def tokens_of_proto(chunks: Any) -> np.ndarray:
@@ -207,13 +212,25 @@ def dense_of_proto(name: str, tensor: Any) -> np.ndarray:
 
 def dense_of_json(name: str, tensor: TensorData) -> np.ndarray:
     """Return a JSON tensor with every place filled. Raises `InvalidInput` (`E-REQUEST-REFUSED`)."""
-    values = np.array(tensor.data, dtype=np.float32 if tensor.dtype == "float32" else np.int64)
+    values = to_array(name, tensor.data, np.float32 if tensor.dtype == "float32" else np.int64)
     shape = tuple(tensor.shape) if tensor.shape is not None else (len(values),)
     if tensor.sparse_crow_indices is not None:
         indices = (tensor.sparse_crow_indices, tensor.sparse_col_indices)
-        crow, col = (np.array(part or [], dtype=np.int64) for part in indices)
+        crow, col = (to_array(name, part or [], np.int64) for part in indices)
         return typed(name, fill_csr(name, values, crow, col, shape))
     return typed(name, reshaped(name, values, shape))
+
+
+def to_array(name: str, values: Sequence[float], dtype: type[np.generic]) -> np.ndarray:
+    """Return numbers of a JSON body. Raises `InvalidInput` (`E-REQUEST-REFUSED`) for one that the type cannot hold."""
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(values, dtype=dtype)
+    except (OverflowError, ValueError) as error:
+        raise refused(f"{name} contains a number that is out of range.", "Send numbers of 64 bits.") from error
+    if dtype is np.int64 and any(value % 1 for value in values):
+        raise refused(f"{name} are not whole numbers.", "Send int64.")
+    return array
 
 
 def typed(name: str, values: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ class Link:
 
     path: Path
     expires: float
+    """On the monotonic clock: the wall clock may be set."""
     temporary: bool = False
     """Whether the file is removed with its link."""
 
@@ -36,8 +37,8 @@ class Downloads:
         self.links: dict[str, Link] = {}
 
     def add(self, path: Path, *, temporary: bool = False) -> tuple[str, float]:
-        """Return the code of a new link and when it expires; links that have are removed."""
-        now = time.time()
+        """Return the code of a new link and the time at which it expires; links that have expired are removed."""
+        now = time.monotonic()
         with self.lock:
             for code, link in list(self.links.items()):
                 if link.expires <= now:
@@ -46,13 +47,13 @@ class Downloads:
                         link.path.unlink(missing_ok=True)
             code = secrets.token_urlsafe(32)
             self.links[code] = Link(path, now + VALID_S, temporary)
-        return code, now + VALID_S
+        return code, time.time() + VALID_S
 
     def find(self, code: str) -> Path:
         """Return the file of a link. Raises `NotFound` (`E-NOT-FOUND`) for one that has expired, or never was."""
         with self.lock:
             link = self.links.get(code)
-        if link is None or link.expires <= time.time() or not link.path.is_file():
+        if link is None or link.expires <= time.monotonic() or not link.path.is_file():
             raise NotFound("This link has expired.", do="Request another one.", code="E-NOT-FOUND")
         return link.path
 

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.app.context import Caller, Context
+from trainyard.app.context import Caller, Context, get_settings
+from trainyard.app.plan.locate import locate_model
+from trainyard.app.reach import require_reachable
 from trainyard.app.sessions.calls import ask_session
 from trainyard.app.sessions.life import describe_session
 from trainyard.backends.sessions.records import (
@@ -30,7 +32,9 @@ from trainyard.json_types import JsonObject
 from trainyard.operations.sessions import CreateSessionInput, ResumeSessionInput
 from trainyard.operations.table import Scope
 from trainyard.settings import Settings
+from trainyard.stores.models import ModelSource, resolve_model
 from trainyard.surfaces.invocation import execute_operation
+from trainyard.surfaces.tinker.layers import name_targets
 from trainyard.surfaces.tinker.records import ModelRecord
 
 IDLE_S = 180
@@ -41,12 +45,6 @@ OPEN_WAIT_S = 3600.0
 NAME = "tinker"
 ALPHA = 32.0
 """Tinker's scale of an adapter, whatever its rank."""
-TARGETS: dict[tuple[bool, bool], object] = {
-    (True, True): "all-linear",
-    (True, False): "attention-only",
-    (False, True): ("gate_proj", "up_proj", "down_proj"),
-}
-"""(train_attn, train_mlp) -> layers with an adapter."""
 OnPause = Callable[[str], None]
 
 
@@ -77,16 +75,27 @@ class Engines:
         name = session_name(model)
         with self.lock:
             for record in list_records(self.settings, tenant):
-                if record.name == name and (record.config.base_model or "") in (self.located(model.base), model.base):
+                if record.name == name and (record.config.base_model or "") in (
+                    self.located(tenant, model.base),
+                    model.base,
+                ):
                     return record.id
-            body = session_body(name, model)
+            body = session_body(name, model, self.targets_of(tenant, model))
             info = execute_operation("sessions create", CreateSessionInput(parameters=body), self.context(tenant))
             return str(info.id)
 
-    def located(self, base: str) -> str:
-        from trainyard.app.plan.locate import locate_model  # reads the folders of models
+    def targets_of(self, tenant: str, model: ModelRecord) -> str | tuple[str, ...]:
+        """Return the layers that get an adapter."""
+        folder = self.find_base(tenant, model.base).path
+        return name_targets(folder, attn=model.train_attn, mlp=model.train_mlp, unembed=model.train_unembed)
 
-        return str(locate_model(base, self.settings))
+    def find_base(self, tenant: str, name: str) -> ModelSource:
+        """Return the base that a client of a tenant means. Raises `Refused` (`R-PATH-ROOT`), and as `resolve_model`."""
+        require_reachable([("base_model", name)], self.settings, tenant)
+        return resolve_model(name, get_settings(self.context(tenant)))
+
+    def located(self, tenant: str, base: str) -> str:
+        return locate_model(base, get_settings(self.context(tenant)))
 
     def ensure_open(self, tenant: str, engine: str, on_pause: OnPause = ignore) -> Incarnation:
         """Wait until a step session takes calls, and return which of its processes that is.
@@ -127,13 +136,24 @@ class Engines:
             return True
 
     def call(
-        self, tenant: str, engine: str, verb: str, arguments: JsonObject, *, body: bytes = b"", key: str = ""
+        self,
+        tenant: str,
+        engine: str,
+        verb: str,
+        arguments: JsonObject,
+        *,
+        body: bytes = b"",
+        key: str = "",
+        only_repeat: bool = False,
     ) -> Any:
-        """Carry out a verb and return {op_seq, result}. The same key is the same operation. Raises its error."""
+        """Carry out a verb and return {op_seq, result}. The same key is the same operation. Raises its error.
+
+        With `only_repeat` nothing new is carried out: a key whose reply is not kept raises `Conflict` (`E-STEP`).
+        """
         context = self.context(tenant)
         header: dict[str, Any] = {"call": "verb", "verb": verb, "given": arguments, "op_seq": None, "wait_s": WAIT_S}
         if key:
-            header["key"] = f"{NAME} {key}"
+            header |= {"key": f"{NAME} {key}", "only_repeat": only_repeat}
         reply = ask_session(context, engine, header, body)
         while reply["state"] != "done":
             reply = ask_session(context, engine, {"call": "result", "op_seq": reply["op_seq"], "wait_s": WAIT_S})
@@ -156,11 +176,11 @@ class Engines:
 
 def session_name(model: ModelRecord) -> str:
     """Return the name of the step session for adapters of this shape; names have no spaces."""
-    parts = "".join(word for word, on in (("a", model.train_attn), ("m", model.train_mlp)) if on)
-    return f"{NAME}-r{model.rank}-{parts}"
+    parts = (("a", model.train_attn), ("m", model.train_mlp), ("u", model.train_unembed))
+    return f"{NAME}-r{model.rank}-{''.join(word for word, on in parts if on)}"
 
 
-def session_body(name: str, model: ModelRecord) -> JsonObject:
+def session_body(name: str, model: ModelRecord, targets: str | tuple[str, ...]) -> JsonObject:
     """Return the settings of a step session for adapters of a model's shape."""
     return {
         "name": name,
@@ -168,7 +188,7 @@ def session_body(name: str, model: ModelRecord) -> JsonObject:
         "stage": "sft",
         "method": {
             "type": "lora", "rank": model.rank, "alpha": ALPHA, "dropout": 0.0,
-            "target_modules": TARGETS[model.train_attn, model.train_mlp],
+            "target_modules": targets,
         },
         "hyperparameters": {"optimizer": "adamw", "weight_decay": 0.0},
         "idle_s": IDLE_S,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,21 +37,42 @@ class Future:
     id: str
     tenant: str
     model_id: str | None = None
+    seq: int | None = None
+    """Its number among the requests of the model."""
+    only_repeat: bool = False
+    """Whether it was carried out before this service started: its reply is looked up, and no step is taken."""
     answer: Answer | None = None
+    error: TrainyardError | None = None
     queue_state: str = "active"
     queue_reason: str | None = None
     canceled: bool = False
     done: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    listeners: list[Callable[[Future], None]] = field(default_factory=list)
 
-    def finish(self, answer: Answer) -> None:
-        if self.answer is None:
-            self.answer = answer
+    def finish(self, answer: Answer, error: TrainyardError | None = None) -> None:
+        """End with an answer; the first one counts."""
+        with self.lock:
+            if self.answer is not None:
+                return
+            self.answer, self.error = answer, error
+            listeners, self.listeners = self.listeners, []
             self.done.set()
+        for listener in listeners:
+            listener(self)
 
     def fail(self, error: TrainyardError) -> None:
         """End with an error in the SDK's form: a user's or the server's."""
         category = "user" if type(error).__name__ in USER_ERRORS else "server"
-        self.finish(Answer({"error": f"{error} [{error.code}]", "category": category}))
+        self.finish(Answer({"error": f"{error} [{error.code}]", "category": category}), error)
+
+    def when_done(self, listener: Callable[[Future], None]) -> None:
+        """Call a listener once the request has ended, on the thread that ends it; at once if it has already."""
+        with self.lock:
+            if self.answer is None:
+                self.listeners.append(listener)
+                return
+        listener(self)
 
     def pause(self, reason: str) -> None:
         """Say why the request does not run yet: the device is taken."""

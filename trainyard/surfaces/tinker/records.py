@@ -47,6 +47,21 @@ class CheckpointRecord(BaseModel):
         return f"{self.kind}/{self.name}"
 
 
+class ModelProgress(BaseModel):
+    """How far the requests of a model are: what a service needs that starts after another one."""
+
+    request: str = ""
+    """Digest of the request that created the model: the same request again is the same model."""
+    ready: bool = False
+    """Whether its adapter is there, and a checkpoint that it begins with is loaded."""
+    next_seq: int = 1
+    """Number after the last request that was carried out."""
+    last_op: int = 0
+    """Number of its newest operation in the step session."""
+    process: int = 0
+    """Process of the step session that carried it out."""
+
+
 class ModelRecord(BaseModel):
     """An adapter of a client."""
 
@@ -56,15 +71,12 @@ class ModelRecord(BaseModel):
     seed: int
     train_mlp: bool = True
     train_attn: bool = True
+    train_unembed: bool = False
     engine: str = ""
     """The step session that has its adapter."""
     created: float
     last_request: float
-    next_seq: int = 1
-    last_op: int = 0
-    """Number of its newest operation in the step session."""
-    process: int = 0
-    """Process of the step session that carried it out."""
+    progress: ModelProgress = Field(default_factory=ModelProgress)
     closed: str = ""
     """Why it takes no more requests."""
     user_metadata: dict[str, Any] | None = None
@@ -73,7 +85,8 @@ class ModelRecord(BaseModel):
     @property
     def signature(self) -> str:
         """Return what adapters have in common that one step session can have in turns."""
-        parts = [word for word, on in (("attn", self.train_attn), ("mlp", self.train_mlp)) if on]
+        layers = (("attn", self.train_attn), ("mlp", self.train_mlp), ("unembed", self.train_unembed))
+        parts = [word for word, on in layers if on]
         return f"{self.base} {self.rank} {'+'.join(parts)}"
 
 
@@ -86,6 +99,8 @@ class SamplerRecord(BaseModel):
     saved: str = ""
     """Name of a saved state; empty: the base."""
     signature: str = ""
+    follows: str = ""
+    """Model whose newest weights it samples from: each save of its kind (`inflight`) moves it on."""
     engine: str = ""
 
 

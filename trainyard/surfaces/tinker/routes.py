@@ -18,15 +18,16 @@ from starlette.routing import Route
 
 from trainyard.app.context import Caller
 from trainyard.app.tenant_view import hide_error
-from trainyard.errors import InvalidInput, NotFound, TrainyardError
+from trainyard.errors import Denied, InvalidInput, NotFound, TrainyardError
 from trainyard.operations.table import Scope
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import PROTOBUF_TYPE, media_type
 from trainyard.surfaces.problems import http_status
 from trainyard.surfaces.tinker import requests
+from trainyard.surfaces.tinker.audit import RequestAudit
 from trainyard.surfaces.tinker.bodies import decompress, read_json, read_json_step, read_proto_step
 from trainyard.surfaces.tinker.futures import Future
-from trainyard.surfaces.tinker.service import TinkerService, live_checkpoints, moment, tenant_of
+from trainyard.surfaces.tinker.service import TinkerService, live_checkpoints, moment, sequence_ids, tenant_of
 
 LOG = logging.getLogger("trainyard.tinker")
 PREFIX = "/tinker"
@@ -59,7 +60,7 @@ def tinker_routes(settings: Settings, authenticate: Callable[[Request], Caller])
     """Return the routes of the wire for a home."""
     wire = TinkerWire(settings, authenticate)
     routes = [
-        Route(f"{API}{path}", wire.endpoint(handler, scope), methods=[method])
+        Route(f"{API}{path}", wire.endpoint(handler, scope, name_request(method, path)), methods=[method])
         for method, path, handler, scope in wire.table()
     ]
     return [*routes, Route(f"{FILES}/{{code}}/{{name:path}}", wire.send_file, methods=["GET"])]
@@ -114,13 +115,19 @@ class TinkerWire:
             ("GET", "/checkpoints", self.list_all_checkpoints, read),
         ]
 
-    def endpoint(self, handler: Handler, scope: Scope) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(self, handler: Handler, scope: Scope, name: str) -> Callable[[Request], Awaitable[Response]]:
         """Return what answers a route: the caller's tenant, its scope, and errors as the SDK reads them."""
 
         async def respond(request: Request) -> Response:
             caller = self.authenticate(request)
+            audit = request.state.audit = RequestAudit(name, request, caller, self.settings)
             try:
-                return await handler(request, tenant_of(caller, scope))
+                tenant = tenant_of(caller, scope)
+            except Denied as error:
+                audit.note_denied(error)
+                return problem(hide_error(caller, error, self.settings))
+            try:
+                return await handler(request, tenant)
             except TrainyardError as error:
                 return problem(hide_error(caller, error, self.settings))
 
@@ -142,8 +149,13 @@ class TinkerWire:
         """Return a handler that reads a body and calls (tenant, body) on a thread."""
 
         async def handle(request: Request, tenant: str) -> Response:
-            body = await request.body()
-            return respond_with(await anyio.to_thread.run_sync(lambda: work(tenant, read_json(body, model))))
+            raw = await request.body()
+
+            def run() -> Any:
+                body = read_json(raw, model)
+                return request.state.audit.run(body, lambda: work(tenant, body))
+
+            return respond_with(await anyio.to_thread.run_sync(run))
 
         return handle
 
@@ -168,7 +180,8 @@ class TinkerWire:
                 step.forward_only = step.forward_only or forward_only
             else:
                 step = read_json_step(body, forward_only=forward_only)
-            return self.service.submit_step(tenant, step)
+            audit: RequestAudit = request.state.audit
+            return audit.run(step, lambda: self.service.submit_step(tenant, step))
 
         return respond_with(await anyio.to_thread.run_sync(work))
 
@@ -180,15 +193,16 @@ class TinkerWire:
 
         def work() -> Response:
             sample = read_json(body, requests.Sample)
-            future, ids = self.service.sample(tenant, sample, hashlib.sha256(body).hexdigest())
-            return JSONResponse({"request_id": future.id, "sample_sequence_ids": ids})
+            digest = hashlib.sha256(body).hexdigest()
+            future = request.state.audit.run(sample, lambda: self.service.sample(tenant, sample, digest))
+            return JSONResponse({"request_id": future.id, "sample_sequence_ids": sequence_ids(future, sample)})
 
         return await anyio.to_thread.run_sync(work)
 
     async def retrieve(self, request: Request, tenant: str) -> Response:
         """Return what a request has come to; 408 while it runs, 410 where it is not known (any more)."""
         body = read_json(await request.body(), requests.Retrieve)
-        future = self.service.futures.find(tenant, body.request_id)
+        future = self.service.find_future(tenant, body.request_id)
         if future is None:
             return JSONResponse({"detail": "This request is not known any more; send it again."}, status_code=410)
         with anyio.move_on_after(PATIENCE_S):
@@ -221,22 +235,20 @@ class TinkerWire:
 
     def info(self, tenant: str, body: requests.ModelBody) -> dict[str, Any]:
         _, model = self.service.store.model(tenant, body.model_id)
-        data = {"arch": "", "model_name": model.base, "tokenizer_id": self.tokenizer_of(model.base)}
+        data = {"arch": "", "model_name": model.base, "tokenizer_id": self.tokenizer_of(tenant, model.base)}
         return {
             "type": "get_info", "model_data": data, "model_id": model.id, "is_lora": True, "lora_rank": model.rank,
             "model_name": model.base, "optimizer_config": {"type": "adamw"},
         }  # fmt: skip
 
-    def tokenizer_of(self, base: str) -> str:
+    def tokenizer_of(self, tenant: str, base: str) -> str:
         """Return where a client on this machine finds the tokenizer of a base: its folder."""
-        from trainyard.stores.models import resolve_model  # reads the files of a model
-
-        return str(resolve_model(base, self.settings).path or base)
+        return str(self.service.engines.find_base(tenant, base).path or base)
 
     def weights_info(self, tenant: str, body: requests.WeightsInfo) -> dict[str, Any]:
         model, _ = self.service.store.checkpoint(tenant, body.tinker_path)
         return {
-            "base_model": model.base, "is_lora": True, "lora_rank": model.rank, "train_unembed": False,
+            "base_model": model.base, "is_lora": True, "lora_rank": model.rank, "train_unembed": model.train_unembed,
             "train_mlp": model.train_mlp, "train_attn": model.train_attn, "optimizer_config": {"type": "adamw"},
         }  # fmt: skip
 
@@ -247,7 +259,8 @@ class TinkerWire:
     async def finish(self, request: Request, tenant: str) -> Response:
         body = read_json(await request.body() or b"{}", requests.FinishSession)
         reason = str((body.reason or {}).get("type", "success"))[:40]
-        await anyio.to_thread.run_sync(self.service.finish_session, tenant, request.path_params["session"], reason)
+        work = partial(self.service.finish_session, tenant, request.path_params["session"], reason)
+        await anyio.to_thread.run_sync(request.state.audit.run, body, work)
         return Response(status_code=204)
 
     async def list_sessions(self, request: Request, tenant: str) -> Response:
@@ -292,14 +305,14 @@ class TinkerWire:
 
     async def delete_checkpoint(self, request: Request, tenant: str) -> Response:
         path = request.path_params
-        await anyio.to_thread.run_sync(
-            self.service.delete_checkpoint, tenant, path["run"], f"{path['kind']}/{path['name']}"
-        )
+        work = partial(self.service.delete_checkpoint, tenant, path["run"], f"{path['kind']}/{path['name']}")
+        await anyio.to_thread.run_sync(request.state.audit.run, None, work)
         return Response(status_code=204)
 
     async def set_lifetime(self, request: Request, tenant: str) -> Response:
         body = read_json(await request.body(), requests.Lifetime)
-        await anyio.to_thread.run_sync(self.service.set_lifetime, tenant, checkpoint_path(request), body)
+        work = partial(self.service.set_lifetime, tenant, checkpoint_path(request), body)
+        await anyio.to_thread.run_sync(request.state.audit.run, body, work)
         return Response(status_code=204)
 
     async def list_files(self, request: Request, tenant: str) -> Response:
@@ -324,6 +337,11 @@ class TinkerWire:
 
     def unload(self, tenant: str, body: requests.ModelBody) -> Future:
         return self.service.unload(tenant, body.model_id)
+
+
+def name_request(method: str, path: str) -> str:
+    """Return the name of a request in the audit log: the last word of its path."""
+    return "delete_checkpoint" if method == "DELETE" else path.rpartition("/")[2]
 
 
 def checkpoint_path(request: Request) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 import time
@@ -13,12 +14,11 @@ from trainyard.app.context import Caller
 from trainyard.errors import Conflict, Denied, InvalidInput
 from trainyard.operations.table import Scope
 from trainyard.settings import Settings
-from trainyard.stores.models import resolve_model
 from trainyard.surfaces.tinker import requests
 from trainyard.surfaces.tinker.bodies import StepRequest
 from trainyard.surfaces.tinker.downloads import Downloads, list_files
 from trainyard.surfaces.tinker.engines import Engines
-from trainyard.surfaces.tinker.futures import Future, Futures
+from trainyard.surfaces.tinker.futures import Answer, Future, Futures
 from trainyard.surfaces.tinker.queues import Item, NumberedQueue, WorkQueue
 from trainyard.surfaces.tinker.records import (
     KINDS,
@@ -56,7 +56,10 @@ class TinkerService:
         self.models: dict[str, NumberedQueue] = {}
         self.samplers: dict[str, WorkQueue] = {}
         self.sampled: dict[tuple[str, int], tuple[str, Future]] = {}
-        self.created: dict[str, tuple[str, Future]] = {}
+        self.created: dict[str, Future] = {}
+        self.started = time.monotonic()
+        self.heartbeats: dict[str, float] = {}
+        """Session -> when its client was heard of last, on the monotonic clock: the wall clock may be set."""
 
     # Sessions
 
@@ -64,11 +67,13 @@ class TinkerService:
         """Open a client's session, and clean up those whose clients are gone."""
         self.drop_stale(tenant)
         session = self.store.open(tenant, user_metadata=body.user_metadata, display_name=body.display_name)
+        self.heartbeats[session.id] = time.monotonic()
         return {"type": "create_session", "session_id": session.id}
 
     def heartbeat(self, tenant: str, body: requests.SessionBody) -> dict[str, Any]:
         session = self.live_session(tenant, body.session_id)
         session.last_seen = time.time()
+        self.heartbeats[session.id] = time.monotonic()
         engines = {model.engine for model in session.models.values() if model.engine and not model.closed}
         engines |= {sampler.engine for sampler in session.samplers.values() if sampler.engine}
         for engine in sorted(engines):
@@ -88,6 +93,7 @@ class TinkerService:
         if session.finished:
             return
         session.finished = reason
+        self.heartbeats.pop(session_id, None)
         error = Conflict(f"The session has finished: {reason}.", code="E-SESSION-STATE")
         for model in session.models.values():
             if (queue := self.models.pop(model.id, None)) is not None:
@@ -109,9 +115,9 @@ class TinkerService:
 
     def drop_stale(self, tenant: str) -> None:
         """Finish the sessions whose clients have not been heard of for a while."""
-        now = time.time()
+        now = time.monotonic()
         for session in self.store.list(tenant):
-            if not session.finished and now - session.last_seen > STALE_S:
+            if not session.finished and now - self.heartbeats.get(session.id, self.started) > STALE_S:
                 self.finish_session(tenant, session.id, "no heartbeat")
 
     # Models
@@ -119,65 +125,82 @@ class TinkerService:
     def create_model(self, tenant: str, body: requests.CreateModel) -> Future:
         """Create a model; the same number of a session is the same model."""
         session = self.live_session(tenant, body.session_id)
-        if body.optimizer_config is not None and body.optimizer_config.type != "adamw":
-            raise InvalidInput(
-                f"The optimizer {body.optimizer_config.type[:40]!r} is not known.", do="Use adamw.",
-                code="E-REQUEST-REFUSED",
-            )  # fmt: skip
+        require_adamw(body.optimizer_config)
         lora = body.lora_config or requests.LoraConfig()
-        resolve_model(body.base_model, self.settings)  # refused here, not when it is trained
+        self.engines.find_base(tenant, body.base_model)  # refused here, not when it is trained
         model = self.new_model(session, body.model_seq_id, body.base_model, lora, body.user_metadata)
-        return self.start_model(session, model, body.model_dump_json(), partial(self.trainer.create, session, model))
+        return self.start_model(session, model, body.model_dump_json(), self.trainer.create)
 
     def new_model(
         self, session: ClientSession, number: int, base: str, lora: requests.LoraConfig, metadata: requests.Metadata
     ) -> ModelRecord:
         """Return a record of a model; it is stored once it is accepted."""
-        if not (lora.train_attn or lora.train_mlp):
+        if not (lora.train_attn or lora.train_mlp or lora.train_unembed):
             raise InvalidInput(
-                "Only the output layer would be trained.", do="Set train_attn or train_mlp.", code="E-REQUEST-REFUSED"
-            )
+                "No layer would be trained.", do="Set train_attn, train_mlp or train_unembed.",
+                code="E-REQUEST-REFUSED",
+            )  # fmt: skip
         now = time.time()
         seed = lora.seed if lora.seed is not None else secrets.randbits(31)
         return ModelRecord(
             id=f"{session.id}:train:{number}", base=base, rank=lora.rank, seed=seed % 2**63, created=now,
-            train_attn=lora.train_attn, train_mlp=lora.train_mlp, last_request=now, user_metadata=metadata,
+            train_attn=lora.train_attn, train_mlp=lora.train_mlp, train_unembed=lora.train_unembed, last_request=now,
+            user_metadata=metadata,
         )  # fmt: skip
 
-    def start_model(self, session: ClientSession, model: ModelRecord, digest: str, work: Operation) -> Future:
-        """Enter the first request of a model. Raises `InvalidInput` for a number that is taken by another one."""
+    def start_model(
+        self, session: ClientSession, model: ModelRecord, body: str, operation: Operation, *arguments: Any
+    ) -> Future:
+        """Enter the first request of a model. Raises `InvalidInput` for a number that is taken by another one.
+
+        A request that a service before this one has received finds its model, and creates no other.
+        """
+        digest = hashlib.sha256(body.encode()).hexdigest()
         with self.lock:
+            model = session.models.get(model.id, model)
+            if model.progress.request not in ("", digest):
+                raise InvalidInput(
+                    f"The model {model.id} was created with another request.", do="Use another number.",
+                    code="E-PARAMETER",
+                )  # fmt: skip
             if model.id in self.created:
-                first_digest, future = self.created[model.id]
-                if first_digest != digest:
-                    raise InvalidInput(
-                        f"The model {model.id} was created with another request.", do="Use another number.",
-                        code="E-PARAMETER",
-                    )  # fmt: skip
-                return future
-            if model.id in session.models:
-                raise Conflict(f"There is a model {model.id}.", do="Use another number.", code="E-STEP")
+                return self.created[model.id]
+            require_open(model)
             future = self.futures.add(session.tenant, model.id)
+            model.progress.request = digest
             session.models[model.id] = model
             self.store.write(session)
-            self.created[model.id] = (digest, future)
-            self.queue_of(model).queue.put(Item(future, work))
+            self.created[model.id] = future
+            self.queue_of(model).queue.put(Item(future, partial(operation, session, model, *arguments)))
             return future
 
     def queue_of(self, model: ModelRecord) -> NumberedQueue:
         with self.lock:
             if model.id not in self.models:
-                self.models[model.id] = NumberedQueue(model.id, model.next_seq, self.futures)
+                self.models[model.id] = NumberedQueue(model.id, model.progress.next_seq, self.futures)
             return self.models[model.id]
 
     def submit(self, tenant: str, model_id: str, seq: int | None, digest: str, name: str, *arguments: Any) -> Future:
         """Enter a numbered request about a model: a method of the trainer with its arguments."""
         session, model = self.store.model(tenant, model_id)
         require_open(model)
-        queue = self.queue_of(model)
-        work = partial(getattr(self.trainer, name), session, model, *arguments)
-        future = queue.submit(seq, f"{name} {digest}", tenant, model.id, work)
-        model.next_seq = queue.next_seq
+        operation: Operation = getattr(self.trainer, name)
+
+        def work(future: Future) -> Answer:
+            try:
+                return operation(session, model, *arguments, future)
+            finally:
+                if future.seq is not None and future.seq >= model.progress.next_seq:
+                    model.progress.next_seq = future.seq + 1
+                self.store.write(session)  # a service after this one knows what was carried out
+
+        return self.queue_of(model).submit(seq, f"{name} {digest}", tenant, model.id, work)
+
+    def find_future(self, tenant: str, request_id: str) -> Future | None:
+        """Return a future; one that has waited too long for a number before it has failed."""
+        future = self.futures.find(tenant, request_id)
+        if future is not None and future.answer is None and future.model_id in self.models:
+            self.models[future.model_id].fail_after_gap()
         return future
 
     def unload(self, tenant: str, model_id: str) -> Future:
@@ -199,6 +222,7 @@ class TinkerService:
                 "A checkpoint of another account cannot be read.", do="Leave weights_access_token out.",
                 code="E-REQUEST-REFUSED",
             )  # fmt: skip
+        require_adamw(body.optimizer_config)
         digest = body.model_dump_json()
         if body.model_id is not None:
             return self.submit(tenant, body.model_id, body.seq_id, digest, "load", body)
@@ -212,12 +236,16 @@ class TinkerService:
             raise InvalidInput(
                 f"The checkpoint is of {source.base}.", do="Leave base_model out.", code="E-CHECKPOINT-MISMATCH"
             )
+        if body.lora_config is not None and body.lora_config.rank != source.rank:
+            raise InvalidInput(
+                f"The checkpoint is of rank {source.rank}.", do="Leave lora_config out.", code="E-CHECKPOINT-MISMATCH"
+            )
         lora = requests.LoraConfig(
-            rank=source.rank, seed=source.seed % 2**31, train_attn=source.train_attn, train_mlp=source.train_mlp
-        )
+            rank=source.rank, seed=source.seed % 2**31, train_attn=source.train_attn, train_mlp=source.train_mlp,
+            train_unembed=source.train_unembed,
+        )  # fmt: skip
         model = self.new_model(session, body.model_seq_id, source.base, lora, body.user_metadata)
-        work = partial(self.trainer.create_from, session, model, body)
-        return self.start_model(session, model, digest, work)
+        return self.start_model(session, model, digest, self.trainer.create_from, body)
 
     # Samplers
 
@@ -238,7 +266,7 @@ class TinkerService:
             )
         if body.base_model is None:
             raise InvalidInput("The sampler names no model.", do="Give model_path or base_model.", code="E-PARAMETER")
-        resolve_model(body.base_model, self.settings)
+        self.engines.find_base(tenant, body.base_model)
         engine = next(
             (
                 model.engine
@@ -250,8 +278,8 @@ class TinkerService:
         )
         return SamplerRecord(id=name, base=body.base_model, engine=engine)
 
-    def sample(self, tenant: str, body: requests.Sample, digest: str) -> tuple[Future, list[str]]:
-        """Enter a sample request; returns its future and the ids of its sequences."""
+    def sample(self, tenant: str, body: requests.Sample, digest: str) -> Future:
+        """Enter a sample request and return its future: a new one, or the first of the same number."""
         if body.record_stability_info:
             raise InvalidInput(UNSUPPORTED["stable_reinforce"], do="Leave it out.", code="E-REQUEST-REFUSED")
         if body.sampling_session_id is not None:
@@ -267,7 +295,7 @@ class TinkerService:
                         f"The number {key[1]} came with another request before.", do="Use the next number.",
                         code="E-PARAMETER",
                     )  # fmt: skip
-                return future, sequence_ids(future, body)
+                return future
             future = self.futures.add(tenant)
             if key[1] >= 0:
                 self.sampled[key] = (digest, future)
@@ -275,7 +303,7 @@ class TinkerService:
                     self.sampled.pop(next(iter(self.sampled)))
             queue = self.samplers.setdefault(f"{tenant} {sampler.engine or sampler.base}", WorkQueue("samples"))
         queue.put(Item(future, partial(self.sampler.run, tenant, sampler, body)))
-        return future, sequence_ids(future, body)
+        return future
 
     # Records
 
@@ -331,7 +359,16 @@ class TinkerService:
 MAX_SAMPLED = 8192
 
 
+def require_adamw(config: requests.OptimizerConfig | None) -> None:
+    """Raise `InvalidInput` (`E-REQUEST-REFUSED`) for another optimizer."""
+    if config is not None and config.type != "adamw":
+        raise InvalidInput(
+            f"The optimizer {config.type[:40]!r} is not known.", do="Use adamw.", code="E-REQUEST-REFUSED"
+        )
+
+
 def sequence_ids(future: Future, body: requests.Sample) -> list[str]:
+    """Return the ids of the sequences of a sample."""
     return [f"{future.id}-{number}" for number in range(body.num_samples)]
 
 

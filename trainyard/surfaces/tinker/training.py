@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import shutil
 import time
@@ -46,19 +47,25 @@ class ModelTrainer:
     # Models
 
     def create(self, session: ClientSession, model: ModelRecord, future: Future) -> Answer:
-        """Open the adapter of a new model."""
-        self.open_adapter(session, model, future)
+        """Open the adapter of a new model, once."""
+        if not (model.progress.ready or model.progress.last_op):
+            self.open_adapter(session, model, future)
+            self.note_ready(session, model)
         return Answer({"model_id": model.id, "type": "create_model"})
+
+    def note_ready(self, session: ClientSession, model: ModelRecord) -> None:
+        model.progress.ready = True
+        self.store.write(session)
 
     def open_adapter(self, session: ClientSession, model: ModelRecord, future: Future) -> None:
         """Draw a new adapter in a step session for its shape, and note which one that is."""
         model.engine = self.engines.find_or_create(session.tenant, model)
-        model.process = self.engines.ensure_open(session.tenant, model.engine, future.pause).pid
+        model.progress.process = self.engines.ensure_open(session.tenant, model.engine, future.pause).pid
         future.resume()
         reply = self.engines.call(
             session.tenant, model.engine, "open_slot", {"name": model.id, "seed": model.seed}, key=f"open {model.id}"
         )
-        model.last_op = int(reply["op_seq"])
+        model.progress.last_op = int(reply["op_seq"])
         self.store.write(session)
 
     def call(
@@ -71,20 +78,26 @@ class ModelTrainer:
         *,
         body: bytes = b"",
     ) -> Mapping[str, Any]:
-        """Carry out a verb on the adapter of a model; returns its result.
+        """Carry out a verb on the adapter of a model; returns its result. A request calls a verb at most once.
 
-        Raises `Conflict` (`E-SESSION-STATE`) where the step session has lost steps of this model.
+        The number of the request is the key of the operation: after a restart of this service the same request gets the
+        first reply. Raises `Conflict` (`E-SESSION-STATE`) where the step session has lost steps of this model, and
+        `Conflict` (`E-STEP`) where the reply of an earlier request is not kept.
         """
         require_open(model)
         incarnation = self.engines.ensure_open(session.tenant, model.engine, future.pause)
         future.resume()
-        if incarnation.pid != model.process and (incarnation.resumed_after or 0) < model.last_op:
+        if incarnation.pid != model.progress.process and (incarnation.resumed_after or 0) < model.progress.last_op:
             model.closed = LOST
             self.store.write(session)
             require_open(model)
-        model.process = incarnation.pid
-        reply = self.engines.call(session.tenant, model.engine, verb, {"slot": model.id, **arguments}, body=body)
-        model.last_op, model.last_request = int(reply["op_seq"]), time.time()
+        model.progress.process = incarnation.pid
+        key = f"{model.id} {future.seq} {verb}" if future.seq is not None else ""
+        reply = self.engines.call(
+            session.tenant, model.engine, verb, {"slot": model.id, **arguments}, body=body, key=key,
+            only_repeat=future.only_repeat,
+        )  # fmt: skip
+        model.progress.last_op, model.last_request = max(model.progress.last_op, int(reply["op_seq"])), time.time()
         result: Mapping[str, Any] = reply["result"]
         return result
 
@@ -142,10 +155,24 @@ class ModelTrainer:
         sampler = SamplerRecord(
             id=f"{session.id}:sample:{request.sampling_session_seq_id}", base=model.base,
             model_path=path_of(model, checkpoint), saved=checkpoint.saved, engine=model.engine,
+            follows=model.id if request.kind == "inflight" else "",
         )  # fmt: skip
         session.samplers[sampler.id] = sampler
+        if sampler.follows:
+            self.move_on(session, model, sampler)
         self.store.write(session)
         return Answer({"sampling_session_id": sampler.id, "type": "save_weights_for_sampler"})
+
+    def move_on(self, session: ClientSession, model: ModelRecord, newest: SamplerRecord) -> None:
+        """Let every sampler that follows a model take the newest weights, and remove those that none has any more."""
+        for sampler in session.samplers.values():
+            if sampler is newest or sampler.follows != model.id:
+                continue
+            path, sampler.model_path, sampler.saved = sampler.model_path, newest.model_path, newest.saved
+            for checkpoint in [other for other in model.checkpoints if path_of(model, other) == path]:
+                if path != newest.model_path:
+                    model.checkpoints.remove(checkpoint)
+                    self.remove_files(model, checkpoint)
 
     def save_external(
         self, session: ClientSession, model: ModelRecord, request: requests.SaveExternal, future: Future
@@ -191,13 +218,16 @@ class ModelTrainer:
     ) -> CheckpointRecord:
         """Save a state of a model. Raises `Conflict` (`E-FILE-EXISTS`) for a name that is taken."""
         kind, name = slot[0], require_checkpoint_name(slot[1])
+        saved = name_saved(model, future)
+        repeat = next((other for other in model.checkpoints if other.saved == saved), None)
+        if repeat is not None:
+            return repeat  # of the same request, before this service started
         earlier = next((other for other in model.checkpoints if (other.kind, other.name) == slot), None)
         if earlier is not None and not getattr(request, "overwrite", False):
             raise Conflict(
                 f"The model has a checkpoint {earlier.id} already.", do="Choose another name, or overwrite it.",
                 code="E-FILE-EXISTS",
             )  # fmt: skip
-        saved = f"tinker-{secrets.token_hex(12)}"
         self.call(session, model, future, "save", {"name": saved, "kind": STATE_KINDS[kind]})
         folder = folder_of_session(self.engines.settings, model.engine) / SAVED_FOLDER / saved
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -234,9 +264,21 @@ class ModelTrainer:
     def create_from(
         self, session: ClientSession, model: ModelRecord, request: requests.LoadWeights, future: Future
     ) -> Answer:
-        """Open a new model and load a checkpoint into it."""
+        """Open a new model and load a checkpoint into it, once."""
+        if model.progress.ready or model.progress.next_seq > 1:
+            return Answer({"path": request.path, "model_id": model.id, "type": "load_weights"})
         self.open_adapter(session, model, future)
-        return self.load(session, model, request, future)
+        answer = self.load(session, model, request, future)
+        self.note_ready(session, model)
+        return answer
 
 
-Operation = Callable[[Future], Answer]
+def name_saved(model: ModelRecord, future: Future) -> str:
+    """Return the name of a saved state in the step session: the same for the same numbered request."""
+    if future.seq is None:
+        return f"tinker-{secrets.token_hex(12)}"
+    return f"tinker-{hashlib.sha256(f'{model.id} {future.seq}'.encode()).hexdigest()[:24]}"
+
+
+Operation = Callable[..., Answer]
+"""(session, model, …, future) -> answer"""

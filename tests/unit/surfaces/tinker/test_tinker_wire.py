@@ -3,56 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from tests.answering import answering
 from tests.unit.surfaces.tinker.wire import (
     PROTOBUF,
     ROWS,
+    TARGETS,
     WireClient,
     json_step,
-    open_step_session,
     proto_step,
     read_output,
 )
-from trainyard.settings import load_settings, settings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def step_session(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Path]:
-    """The home of an open step session."""
-    home = tmp_path_factory.mktemp("tinker")
-    with open_step_session(load_settings(home=home, threads=1), tiny_model):
-        yield home
-
-
-@pytest.fixture
-def service(step_session: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("TRAINYARD_HOME", str(step_session))
-    monkeypatch.setenv("TRAINYARD_THREADS", "1")
-    settings.cache_clear()
-    with answering() as url:
-        yield url
-    settings.cache_clear()
-
-
-@pytest.fixture
-def client(service: str, tiny_model: Path) -> Iterator[WireClient]:
-    client = WireClient(service, tiny_model)
-    yield client
-    client.http.close()
 
 
 # Steps
 
 
-def test_two_interleaved_clients_come_to_the_bits_of_one_alone(client: WireClient) -> None:
+def test_two_interleaved_clients_come_to_the_bits_of_one_alone(
+    client: WireClient, service: str, tiny_model: Path
+) -> None:
+    """Losses and weights, with clients that take turns, and with clients that call at once."""
     alone = client.create_model(seed=5)
     losses = [client.train(alone, seq) for seq in (1, 3, 5)]
     first, second = client.create_model(seed=5), client.create_model(seed=6)
@@ -60,6 +36,19 @@ def test_two_interleaved_clients_come_to_the_bits_of_one_alone(client: WireClien
     assert [pair[0] for pair in interleaved] == losses
     assert [pair[1] for pair in interleaved] != losses
     assert losses[2] < losses[0]
+
+    other = WireClient(service, tiny_model)
+    models = client.create_model(seed=5), other.create_model(seed=7)
+    with ThreadPoolExecutor(2) as pool:
+        runs = [
+            pool.submit(lambda pair: [pair[0].train(pair[1], seq) for seq in (1, 3, 5)], pair)
+            for pair in ((client, models[0]), (other, models[1]))
+        ]
+        assert runs[0].result() == losses
+        assert runs[1].result() != losses
+    other.http.close()
+    weights = [client.export(model, 7) for model in (alone, first, models[0], second)]
+    assert weights[0] == weights[1] == weights[2] != weights[3]
 
 
 def test_json_protobuf_and_zstd_say_the_same(client: WireClient) -> None:
@@ -130,6 +119,7 @@ def test_a_state_with_its_optimizer_continues_to_the_same_bits(client: WireClien
     assert [client.train(second, seq) for seq in (1, 3)] == onward
     info = client.post("weights_info", tinker_path=path)
     assert (info["base_model"], info["lora_rank"], info["is_lora"]) == (client.model, 8, True)
+    assert info["train_unembed"]
 
 
 def test_samples_are_of_the_saved_weights(client: WireClient) -> None:
@@ -154,6 +144,42 @@ def test_samples_are_of_the_saved_weights(client: WireClient) -> None:
     assert "no checkpoint" in sample(2)["error"]  # type: ignore[index]
 
 
+def test_samplers_that_follow_a_model_take_its_newest_weights(client: WireClient) -> None:
+    """A sampler of kind inflight moves on with the next save of that kind; a snapshot stays."""
+    model = client.create_model()
+
+    def save(seq: int, number: int, kind: str) -> str:
+        body = {"model_id": model, "seq_id": seq, "sampling_session_seq_id": number, "kind": kind}
+        return str(client.wait(client.post("save_weights_for_sampler", **body))["sampling_session_id"])
+
+    def score(sampler: str) -> object:
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": ROWS[0]}]}
+        body = {"prompt": prompt, "sampling_params": {"max_tokens": 1}, "prompt_logprobs": True}
+        return client.wait(client.post("asample", sampling_session_id=sampler, **body))["prompt_logprobs"]
+
+    first, fixed = save(1, 1, "inflight"), save(2, 2, "snapshot")
+    before = score(first)
+    assert score(fixed) == before
+    client.train(model, 3, rate=0.1)
+    newest = save(5, 3, "inflight")
+    assert score(first) == score(newest) != before
+    assert score(fixed) == before
+    client.train(model, 6)
+    assert len(client.http.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"]) == 2
+
+
+def test_an_optimizer_or_a_rank_that_a_load_would_not_get_is_refused(client: WireClient) -> None:
+    model = client.create_model()
+    path = client.wait(client.post("save_weights", model_id=model, path="one", seq_id=1))["path"]
+    body = {"session_id": client.session, "model_seq_id": 80, "path": path}
+    for more, words in (
+        ({"optimizer_config": {"type": "dimuon"}}, "dimuon"), ({"lora_config": {"rank": 4}}, "of rank 8"),
+    ):  # fmt: skip
+        answer = client.http.post("/load_weights", json=body | more)
+        assert answer.status_code == 400
+        assert words in answer.json()["detail"]
+
+
 def test_a_checkpoint_leaves_as_an_adapter(client: WireClient) -> None:
     model = client.create_model()
     client.train(model, 1)
@@ -162,6 +188,7 @@ def test_a_checkpoint_leaves_as_an_adapter(client: WireClient) -> None:
     assert {"adapter_config.json", "adapter_model.safetensors"} <= links.keys()
     with_token = client.http.get(links["adapter_config.json"])
     assert with_token.json()["r"] == 8
+    assert set(with_token.json()["target_modules"]) == set(TARGETS)
     archive = client.http.get(f"/training_runs/{model}/checkpoints/weights/final/archive")
     assert archive.status_code == 302
     assert len(client.http.get(archive.headers["location"]).content) > 1000

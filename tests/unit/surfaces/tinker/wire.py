@@ -21,10 +21,13 @@ ROWS = [[5 + start + step for step in range(length)] for start, length in ((0, 9
 PROTOBUF = "application/x-protobuf"
 
 
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+
+
 def open_step_session(settings: Settings, model: Path) -> AbstractContextManager[HostedSession]:
     """A step session for adapters of rank 8 on the tiny model, as the wire looks for it."""
-    method = {"type": "lora", "rank": RANK, "alpha": 32.0, "dropout": 0.0, "target_modules": "all-linear"}
-    return host_session(settings, make_record(model, name=f"tinker-r{RANK}-am", method=method))
+    method = {"type": "lora", "rank": RANK, "alpha": 32.0, "dropout": 0.0, "target_modules": TARGETS}
+    return host_session(settings, make_record(model, name=f"tinker-r{RANK}-amu", method=method))
 
 
 class WireClient:
@@ -61,6 +64,12 @@ class WireClient:
             "create_model", session_id=self.session, model_seq_id=number, base_model=self.model, lora_config=config
         )
         return str(self.wait(future)["model_id"])
+
+    def export(self, model: str, seq: int) -> bytes:
+        """The weights of a model as other programs read them."""
+        self.wait(self.post("save_weights", model_id=model, path=f"export-{seq}", seq_id=seq))
+        path = f"/training_runs/{model}/checkpoints/weights/export-{seq}/external_weights_urls"
+        return self.http.get(self.http.get(path).json()["urls"]["adapter_model.safetensors"]).content
 
     def step(self, body: bytes, **headers: str) -> httpx.Response:
         return self.http.post("/forward_backward", content=body, headers={"content-type": PROTOBUF, **headers})

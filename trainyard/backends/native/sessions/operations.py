@@ -82,8 +82,19 @@ class OperationQueue:
 
     # For connections
 
-    def enter(self, verb: str, arguments: JsonObject, body: bytes, seq: int | None, key: str = "") -> SessionOperation:
+    def enter(
+        self,
+        verb: str,
+        arguments: JsonObject,
+        body: bytes,
+        seq: int | None,
+        key: str = "",
+        *,
+        only_repeat: bool = False,
+    ) -> SessionOperation:
         """Return the operation of a call: a new one, or the one that this call repeats.
+
+        With `only_repeat` the caller knows that the key was used before, and nothing new is entered.
 
         Raises `Conflict` (`E-STEP`, `E-CONFLICT`, `E-SESSION-STATE`), `LimitExceeded` (`E-LIMIT`) and `InvalidInput`
         (`E-PARAMETER`) for a key that came with another call.
@@ -93,6 +104,8 @@ class OperationQueue:
             self.last_call = time.monotonic()
             if key in self.keyed:
                 return self.require_kept(self.keyed[key].seq, self.require_same(self.keyed[key], digest))
+            if only_repeat:
+                raise forgotten_key()
             if seq is not None and seq != self.next_seq:
                 return self.find_repeated(seq, verb, digest)
             self.require_open()
@@ -232,3 +245,11 @@ class OperationQueue:
                 for operation in done
             ]
             return {"done": self.done, "replies": replies}
+
+
+def forgotten_key() -> Conflict:
+    return Conflict(
+        "This request was carried out before, and its reply is not kept any more.",
+        why=f"The last {KEPT} replies are.",
+        do="Continue with the next request; this one is not carried out a second time.", code="E-STEP",
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """The socket of a session: frames in, operations entered, replies out. Imports no torch.
 
-    {"call": "verb", "verb", "given", "op_seq", "key", "wait_s"}     a body may follow: tensors
+    {"call": "verb", "verb", "given", "op_seq", "key", "only_repeat", "wait_s"}     a body may follow: tensors
     {"call": "result", "op_seq", "wait_s"}
     {"call": "status"}
     {"call": "heartbeat"}
@@ -105,8 +105,9 @@ class SessionServer:
         elif call == "verb" and header.get("verb") in self.verbs and isinstance(header.get("given"), dict):
             seq = None if header.get("op_seq") is None else whole_number(header, "op_seq")
             operation = self.operations.enter(
-                header["verb"], header["given"], frame.body, seq, str(header.get("key") or "")
-            )
+                header["verb"], header["given"], frame.body, seq, str(header.get("key") or ""),
+                only_repeat=bool(header.get("only_repeat")),
+            )  # fmt: skip
         else:
             raise InvalidInput(
                 f"A session has no call {call!r} of {header.get('verb')!r}.",
