@@ -28,6 +28,20 @@ def cloud_provider(config: JsonMapping, _: NodeView | None) -> Match:
     return bool(files) and {"field": files[0], "what": f"A job for a cloud provider (`{files[0]}`)"}
 
 
+STEP_SERVICES = {
+    "together_steps": "Together's sessions and operations",
+    "fireworks_steps": "Fireworks' training SDK",
+    "foundry_steps": "Microsoft Foundry's training sessions",
+}
+"""Services that are trained at step by step, over wires of their own -> whose."""
+
+
+def step_service(config: JsonMapping, _: NodeView | None) -> Match:
+    """Return the step service that a trainer names and whose wire is not spoken here."""
+    name = str(config.get("backend", "")).lower()
+    return name in STEP_SERVICES and {"name": name, "wire": STEP_SERVICES[name]}
+
+
 KEY_FIELDS = ("api_key_env", "api_key", "api_token", "authorization")
 """A key, or the variable with one. Its value is not repeated."""
 
@@ -35,8 +49,14 @@ KEY_FIELDS = ("api_key_env", "api_key", "api_token", "authorization")
 WORD_ROWS = (
     Row(
         "provider", "R-PROVIDER", "trainer", "config.{field}", cloud_provider,
-        "{what} is not in this release: no rows are sent to a provider, and every training runs on your own machines.",
-        f"Use a dataset of this machine and a backend that runs here: {join_words(BackendName)}.", scope="words",
+        "{what} is not in this release: no files of rows are uploaded to a provider.",
+        f"Use a dataset of this machine and a backend: {join_words(BackendName)}.", scope="words",
+    ),
+    Row(
+        "step-service", "R-PROVIDER", "trainer", "config.backend", step_service,
+        "The backend {name} is not in this release: {wire} are not the Tinker wire, and nothing here was run with "
+        "them.",
+        "Use backend tinker, remote (another Trainyard), or native.", scope="words",
     ),
     Row(
         "chain-key", "R-ENDPOINT", "*", "config.{field}",
