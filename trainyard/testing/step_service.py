@@ -5,7 +5,7 @@ the next token are the row of the last one. It moves them by AdamW as the servic
 counts what it was asked for, and can lose the answer of a request.
 
     double = StepServiceDouble(vocabulary=16)
-    TinkerService(address, config, tokenizer, {}, service=double)
+    TinkerService(address, config, tokenizer, "job", service=double)
 """
 
 from __future__ import annotations

@@ -39,20 +39,16 @@ class TinkerService:
     """One adapter at a service, as `service.StepService`."""
 
     def __init__(
-        self, address: ServiceAddress, config: TrainerConfig, tokenizer: Any, metadata: dict[str, str]
+        self, address: ServiceAddress, config: TrainerConfig, tokenizer: Any, job: str, *, service: Any = None
     ) -> None:
+        """Connect for a job. `service` takes the place of the SDK's own client, as a double of it does."""
         import tinker  # an optional package, for these backends alone
 
-        self.sdk, self.address, self.config, self.tokenizer, self.metadata = (
-            tinker,
-            address,
-            config,
-            tokenizer,
-            metadata,
-        )
+        self.sdk, self.address, self.config, self.tokenizer = tinker, address, config, tokenizer
+        self.metadata = {"trainyard_job": job}
         with service_errors(tinker, address.base_url):
-            self.service = tinker.ServiceClient(
-                user_metadata=metadata, base_url=address.base_url or None, api_key=address.key
+            self.service = service or tinker.ServiceClient(
+                user_metadata=self.metadata, base_url=address.base_url or None, api_key=address.key
             )
         self._client: Any = None
         self._sampler: Any = None

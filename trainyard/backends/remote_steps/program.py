@@ -131,7 +131,7 @@ def assemble(job: TrainingJob, events: Events) -> RemoteRun:
     events.emit("prepared", rows=len(examples), seconds=round(time.perf_counter() - began, 3))
     context = find_context(AutoConfig.from_pretrained(job.base, trust_remote_code=False))
     address = find_address(job)
-    service = TinkerService(address, config, tokenizer, {"trainyard_job": job.work_name})
+    service = TinkerService(address, config, tokenizer, job.work_name)
     session = RemoteSession(RemoteState.build(config, stage, tokenizer, total, context), service)
     return RemoteRun(
         job, events, address, service, prepared, feed, total, session, hold_out(job, feed, prepared, total)

@@ -29,17 +29,19 @@ def cloud_provider(config: JsonMapping, _: NodeView | None) -> Match:
 
 
 STEP_SERVICES = {
-    "together_steps": "Together's sessions and operations",
-    "fireworks_steps": "Fireworks' training SDK",
-    "foundry_steps": "Microsoft Foundry's training sessions",
+    "together_steps": "Together's step SDK (together 3.1.1) pins Tinker 0.23.1 and has no calls of its checkpoints",
+    "fireworks_steps": "Fireworks' step SDK (fireworks-ai 1.2.30) needs pydantic below 2.13, and says that a Tinker "
+    "client with its address is not enough",
+    "foundry_steps": "Microsoft Foundry's training sessions (azure-ai-finetuningsessions 1.0.0b1) have a wire of their "
+    "own, in a first beta",
 }
-"""Services that are trained at step by step, over wires of their own -> whose."""
+"""Services that are trained at step by step, and that no Tinker client reaches -> why, by their packages."""
 
 
 def step_service(config: JsonMapping, _: NodeView | None) -> Match:
     """Return the step service that a trainer names and whose wire is not spoken here."""
     name = str(config.get("backend", "")).lower()
-    return name in STEP_SERVICES and {"name": name, "wire": STEP_SERVICES[name]}
+    return name in STEP_SERVICES and {"name": name, "why": STEP_SERVICES[name]}
 
 
 KEY_FIELDS = ("api_key_env", "api_key", "api_token", "authorization")
@@ -54,8 +56,7 @@ WORD_ROWS = (
     ),
     Row(
         "step-service", "R-PROVIDER", "trainer", "config.backend", step_service,
-        "The backend {name} is not in this release: {wire} are not the Tinker wire, and nothing here was run with "
-        "them.",
+        "The backend {name} is not in this release: {why}.",
         "Use backend tinker, remote (another Trainyard), or native.", scope="words",
     ),
     Row(
