@@ -142,7 +142,7 @@ def test_another_trainyard_trains_a_policy(
     settings.cache_clear()
     stage = {
         "type": "grpo", "num_generations": 4, "max_completion_length": 8, "beta": 0.1,
-        "rewards": [{"type": "length", "max_tokens": 4}],
+        "rewards": [{"type": "contains", "text": "e"}],
     }  # fmt: skip
     job = job_at(jobs, "remote", stage, service={"endpoint": "lab"}, hyperparameters={"max_steps": 2, "batch_size": 8})
     ran = train_as_child(job, tmp_path / "policy")
