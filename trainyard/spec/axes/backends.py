@@ -93,8 +93,8 @@ def step_service(name: str, why: str) -> BackendFacts:
         stages=(Stage.CPT, Stage.SFT, Stage.DPO, Stage.KTO, Stage.GRPO),
         methods=(Method.LORA,),
         optimizers=map_to_names(Optimizer.ADAMW),
+        devices=(),
         settings={
-            "device": (Device.AUTO,),
             "quantization": (None,),
             "hyperparameters.precision": (Precision.AUTO,),
             "method.alpha": (SERVICE_ALPHA,),
