@@ -314,7 +314,7 @@ def watch(serving_stack: DashboardService) -> Iterator[PageWatch]:
     """Collects what goes wrong in a page; `watch.expect("status of 404")` for what a test provokes."""
     watch = PageWatch(serving_stack.url)
     yield watch
-    assert watch.problems == []
+    watch.verify()
 
 
 @contextmanager
@@ -380,7 +380,7 @@ def kept_page(page_holder: KeptPage) -> Iterator[Page]:
     page_holder.page.unroute_all(behavior="ignoreErrors")
     page_holder.page.emulate_media(color_scheme="light")
     page_holder.page.set_viewport_size(SIZE)
-    assert page_holder.watch.problems == []
+    page_holder.watch.verify()
 
 
 JOBS = 10_000

@@ -7,12 +7,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import psutil
-from playwright.sync_api import BrowserContext, ConsoleMessage, Dialog, Page, Request, expect
+import pytest
+from playwright.sync_api import BrowserContext, ConsoleMessage, Dialog, Page, Request, Response, expect
+from playwright.sync_api import Error as PlaywrightError
 
 from tests.flows.real_stack import Stack, until
 from trainyard.stores.secret_files import TokenFile
@@ -134,6 +137,15 @@ TYPED_PATH = "/api/v1/data/columns?path="
 """A form asks for the columns of a path while it is typed: one that is not there (yet) is answered by 404."""
 
 
+def describe_response(response: Response) -> str:
+    """Return the address, status and body of a response; a page that has gone on has no body any more."""
+    try:
+        body = response.text()
+    except PlaywrightError as error:
+        body = error.message
+    return f"{response.request.method} {response.url}: {response.status} {body[:2000]}"
+
+
 @dataclass
 class PageWatch:
     """What went wrong in a page, but for what its test expects."""
@@ -141,6 +153,7 @@ class PageWatch:
     url: str
     problems: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
+    refusals: list[Response] = field(default_factory=list)
 
     def expect(self, *texts: str) -> None:
         """Let through what contains one of these texts, such as `status of 404` for an answer that a test provokes."""
@@ -154,15 +167,26 @@ class PageWatch:
         """What has gone wrong, and what was expected, was another test's."""
         self.problems.clear()
         self.expected.clear()
+        self.refusals.clear()
 
     def watch(self, page: Page) -> None:
         page.on("console", self.look_at_message)
         page.on("pageerror", lambda error: self.note(f"error: {error}"))
         page.on("request", self.look_at_request)
+        page.on("response", self.look_at_response)
 
     def look_at_message(self, message: ConsoleMessage) -> None:
         if message.type == "error":
             self.note(f"console: {message.text} ({message.location.get('url', '')})")
+
+    def look_at_response(self, response: Response) -> None:
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            self.refusals.append(response)
+
+    def verify(self) -> None:
+        """Fail with everything that went wrong, and with the bodies of refused requests."""
+        if self.problems:
+            pytest.fail("\n".join([*self.problems, *map(describe_response, self.refusals)]))
 
     def look_at_request(self, request: Request) -> None:
         if not request.url.startswith((f"{self.url}/", "data:", "blob:")):

@@ -65,7 +65,6 @@ def drag_link(page: Page, source: str, port: str, target: str) -> None:
         page.mouse.move(*centre(handle))
         page.mouse.down()
         page.mouse.move(*centre(node(page, target)), steps=6)
-    page.mouse.move(*(value + 2 for value in centre(node(page, target))), steps=2)
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ def test_the_form_shows_what_a_run_takes_for_what_is_left_out(page: Page) -> Non
 def test_the_form_lists_data_and_models_of_this_machine(page: Page, service: DashboardService) -> None:
     open_page(page, "/jobs/new", "New job")
     path = page.get_by_label(re.compile("^Path"))
-    offered = "(input) => [...input.list.options].map((one) => one.value)"
+    offered = "(input) => [...(input.list?.options ?? [])].map((one) => one.value)"
     until(lambda: "data.jsonl" in path.evaluate(offered), 20, "the files of the working folder")
     assert path.evaluate(offered) == [entry["path"] for entry in service.get("data")["entries"]]
     models = page.get_by_label("Base model", exact=True)

@@ -287,7 +287,7 @@ def describe_cycle(begin: Sequence[str], last: str, length: int) -> Reason:
 def complete(ordered: Sequence[PortNode], wiring: Wiring, tenant: str, base_model: str) -> dict[str, ResolvedNode]:
     """Return every node with its complete config and its links, by id."""
     configs: dict[str, Strict] = {}
-    extracted = find_extracted(wiring, {node.id: node.config for node in ordered})
+    extracted = find_extracted(wiring.inputs, {node.id: node.config for node in ordered})
     for node in ordered:
         configs[node.id] = complete_config(
             node.config, wiring.inputs[node.id], configs, tenant, base_model, by_rule=node.id in extracted
@@ -309,14 +309,14 @@ def complete(ordered: Sequence[PortNode], wiring: Wiring, tenant: str, base_mode
     }
 
 
-def find_extracted(wiring: Wiring, configs: Mapping[str, Strict]) -> set[str]:
+def find_extracted(inputs: Mapping[str, Mapping[Port, Sequence[Source]]], configs: Mapping[str, Strict]) -> set[str]:
     """Return the nodes whose rows are questions and answers that a generator takes from a text by rule: generators, the
     validators after them, and all that reads from either.
     """
     readers: dict[str, list[str]] = {}
     for node_id in configs:
         for port in DATA_PORTS:
-            for source in wiring.inputs[node_id].get(port, ()):
+            for source in inputs[node_id].get(port, ()):
                 readers.setdefault(source.node_id, []).append(node_id)
     left = [node_id for node_id, config in configs.items() if extracts_pairs(config)]
     extracted = set(left)

@@ -32,7 +32,7 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.estimate import SampledNode
 from trainyard.spec.estimate.verdict import find_floor
-from trainyard.spec.graph import extracts_pairs
+from trainyard.spec.graph import find_extracted
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.ports import ROW_PORTS
 from trainyard.spec.training import STARTER, TrainerConfig
@@ -175,18 +175,16 @@ class Reading:
 
     def ask_about_starter(self, refused: frozenset[str]) -> None:
         """Ask before the starter is trained on pairs of the user's documents by rule, or on more than it can learn."""
-        extracted: set[str] = set()
+        nodes = [self.chain.node(node_id) for node_id in self.chain.order]
+        extracted = find_extracted({node.id: node.inputs for node in nodes}, {node.id: node.config for node in nodes})
         reasons: dict[str, str] = {}
-        for node_id in self.chain.order:
-            node = self.chain.node(node_id)
-            reads = any(source.node_id in extracted for port in DATA_PORTS for source in node.inputs.get(port, ()))
-            if extracts_pairs(node.config) or (reads and isinstance(node.config, ValidatorConfig)):
-                extracted.add(node_id)
+        for node in nodes:
+            node_id = node.id
             is_new = node_id not in refused and self.finished.get(node_id) is None
             if not (is_new and isinstance(node.config, TrainerConfig) and node.config.base_model == STARTER):
                 continue
             tokens = self.sft_tokens.get(node_id, 0)
-            if reads:
+            if node_id in extracted:
                 reasons[node_id] = STARTER_SUCCESS
             elif tokens > STARTER_TOKENS and node.config.hyperparameters.max_steps is None:
                 reasons[node_id] = (

@@ -74,6 +74,7 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
   const [edges, setEdges] = useState<Edge[]>([]);
   const linking = useRef<Linking | null>(null);
   const [hint, setHint] = useState<{ text: Refusal | null; target: string } | null>(null);
+  const [answered, setAnswered] = useState(0);
   const [refusal, setRefusal] = useState<Refusal | null>(null);
   const dataCache = useRef(new Map<string, { key: string; data: NodeData }>());
 
@@ -153,7 +154,7 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
     askLinks(store.get().draft, nodeId).then(
       (answers) => {
         started.answers = answers;
-        mark(answers, handleId);
+        if (linking.current === started) mark(answers, handleId);
       },
       (error: unknown) => {
         started.answers = [];
@@ -162,8 +163,9 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
     );
   };
 
-  /** Show at once which nodes would refuse the link. */
+  /** Show at once which nodes would refuse the link, the one under a resting pointer included. */
   const mark = (answers: LinkAnswer[], port: string) => {
+    setAnswered((count) => count + 1);
     const refused = new Set(
       answers.filter((answer) => answer.port === port && !answer.allowed).map((answer) => answer.target),
     );
@@ -245,7 +247,7 @@ export function Canvas({ store, nodes, groups, version, selection, onSelect, onA
             </p>
           </Panel>
         )}
-        <LinkHint linking={linking} hint={hint} setHint={setHint} />
+        <LinkHint linking={linking} answered={answered} hint={hint} setHint={setHint} />
         <Panel position="top-center">
           <div aria-live="assertive">
             {refusal && (
@@ -285,15 +287,18 @@ function nodeAt(event: MouseEvent | TouchEvent): string | null {
 
 interface LinkHintProps {
   linking: { current: Linking | null };
+  answered: number;
   hint: { text: Refusal | null; target: string } | null;
   setHint: (hint: { text: Refusal | null; target: string } | null) => void;
 }
 
 /** While a link is dragged over a node: whether the node takes it, and if not, why. */
-function LinkHint({ linking, hint, setHint }: LinkHintProps) {
+function LinkHint({ linking, answered, hint, setHint }: LinkHintProps) {
+  const pointer = useRef<PointerEvent | null>(null);
   useEffect(() => {
     let hovered = "";
     const look = (event: PointerEvent) => {
+      pointer.current = event;
       const started = linking.current;
       if (!started?.answers) return;
       const target = nodeAt(event);
@@ -302,8 +307,9 @@ function LinkHint({ linking, hint, setHint }: LinkHintProps) {
       setHint(target && target !== started.node ? { target, text: refusalOf(started, target) } : null);
     };
     window.addEventListener("pointermove", look);
+    if (pointer.current) look(pointer.current); // the answer may arrive when the pointer rests on a node already
     return () => window.removeEventListener("pointermove", look);
-  }, [linking, setHint]);
+  }, [linking, answered, setHint]);
   if (!hint) return null;
   return (
     <Panel position="bottom-center">
