@@ -44,10 +44,11 @@ class TinkerService:
         """Connect for a job. `service` takes the place of the SDK's own client, as a double of it does."""
         import tinker  # an optional package, for these backends alone
 
-        self.sdk, self.address, self.config, self.tokenizer = tinker, address, config, tokenizer
+        self.sdk: Any = tinker
+        self.address, self.config, self.tokenizer = address, config, tokenizer
         self.metadata = {"trainyard_job": job}
         with service_errors(tinker, address.base_url):
-            self.service = service or tinker.ServiceClient(
+            self.service: Any = service or tinker.ServiceClient(
                 user_metadata=self.metadata, base_url=address.base_url or None, api_key=address.key
             )
         self._client: Any = None
@@ -132,7 +133,8 @@ class TinkerService:
         return [self._completion(sequence, sampling) for sequence in sequences]
 
     def _sampling(self, sampling: Sampling, number: int) -> Any:
-        stops = list(sampling.stop_texts) or (list(sampling.stop_ids) if sampling.stop_ids is not None else None)
+        ids = None if sampling.stop_ids is None else list(sampling.stop_ids)
+        stops = list(sampling.stop_texts) or ids
         return self.sdk.types.SamplingParams(
             max_tokens=sampling.max_new_tokens, seed=(sampling.seed + number) % 2**31, stop=stops,
             temperature=sampling.temperature, top_k=sampling.top_k or -1, top_p=sampling.top_p,

@@ -122,7 +122,8 @@ def draw_as_peft(layer: LoraLayer, adapter: str) -> None:
     if adapter not in layer.lora_A:  # of an embedding
         layer.reset_lora_parameters(adapter, init_lora_weights=True)
         return
-    first, second = layer.lora_A[adapter], layer.lora_B[adapter]
+    first: Any = layer.lora_A[adapter]
+    second: Any = layer.lora_B[adapter]
     drawn = torch.nn.Linear(first.in_features, first.out_features, bias=False)
     torch.nn.Linear(second.in_features, second.out_features, bias=False)
     drawn.reset_parameters()
