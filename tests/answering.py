@@ -26,7 +26,8 @@ CALLERS = {
 
 
 def authenticate(request: Request) -> Caller:
-    caller = CALLERS.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+    key = request.headers.get("x-api-key", "").removeprefix("tml-")
+    caller = CALLERS.get(request.headers.get("authorization", key).removeprefix("Bearer "))
     if caller is None:
         raise Denied("There is no token.", do="Send one.", code="E-AUTH")
     return caller

@@ -63,6 +63,10 @@ def results_of(*reports: Path) -> Results:
     return results
 
 
+HERE = [name for name in BackendName if not name.facts.remote]
+"""The backends that compute on this machine."""
+
+
 def state_of(case: ElementTree.Element) -> str:
     kinds = {"failure": "failed", "error": "failed", "skipped": "skipped"}
     return next((kinds[child.tag] for child in case if child.tag in kinds), "passed")
@@ -83,7 +87,7 @@ def table(results: Results, now: datetime) -> str:
         "| backend | version | what the chain trained | loss | chain | other tests |",
         "|---|---|---|---|---|---|",
     ]
-    for name in BackendName:
+    for name in HERE:
         facts, counts = results.chains.get(name, {}), results.tests.get(name, Counter())
         trained = f"{facts['stage']}, {facts['method']}" if "stage" in facts else "-"
         loss = f"{facts['first_loss']} → {facts['final_loss']}" if "first_loss" in facts else "-"
@@ -113,7 +117,7 @@ def main(arguments: list[str]) -> int:
         results = results_of(*(report for report in (external, built_in) if report.is_file()))
     if not arguments:  # a part of the tests is no result for the page
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), table(results, datetime.now(UTC))), encoding="utf-8")
-        results.bad += [f"not run: {name.value}" for name in BackendName if name not in results.chains]
+        results.bad += [f"not run: {name.value}" for name in HERE if name not in results.chains]
     print("\n".join(results.bad) or "every backend trained; no test failed and none was skipped")
     return code or int(bool(results.bad))
 

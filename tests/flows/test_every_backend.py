@@ -33,6 +33,8 @@ pytestmark = [
 ]
 
 CACHED = REPOSITORY / ".trainyard" / "envs"
+HERE = [name for name in BackendName if not name.facts.remote]
+"""Step services are trained at in tests/flows/test_step_services.py."""
 METHODS = {BackendName.LLAMACPP: "full"}
 """What llama.cpp trains; the others train a LoRA."""
 HYPER = {"epochs": 3, "batch_size": 4, "learning_rate": 5e-3, "max_length": 64}
@@ -89,7 +91,7 @@ def marks(name: BackendName) -> list[pytest.MarkDecorator]:
     return [pytest.mark.backends] if name in ENVIRONMENTS else [pytest.mark.slow]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in BackendName])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in HERE])
 async def test_a_chain_trains_on_it(
     name: BackendName, rows: Path, tiny_model: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -173,7 +173,7 @@ def build_row(name: BackendName, settings: Settings, here: frozenset[Device], *,
         probe(name, settings),
         name.facts.devices,
     )
-    fits, why = bool(here & set(devices)), availability.why
+    fits, why = name.facts.remote or bool(here & set(devices)), availability.why
     if availability.available and not fits:
         why = f"It computes on {' or '.join(devices)}, and this machine has {' and '.join(sorted(here))}."
     return BackendRow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -14,6 +15,7 @@ from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_folder, device_lock
 from trainyard.data.functions import ENVIRONMENT
+from trainyard.inherited import STEP_KEY
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
@@ -25,9 +27,13 @@ from trainyard.stores.live.job_ids import read_chain_facts
 from trainyard.stores.models import resolve_model
 from trainyard.stores.whole import move_folder, write_json_durably
 
+SERVICE_URL = "TINKER_BASE_URL"
+"""The Tinker SDK's address, for a trainer that names no endpoint; empty for the paid service."""
+
 
 class TeacherServer(BaseModel):
-    """The endpoint of a teacher or a judge as a training child asks it; the key is in the child's environment."""
+    """The endpoint of a teacher, a judge or a step service as a training child asks it; the key is in the child's
+    environment."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,6 +57,8 @@ class OtherModels(BaseModel):
     reward_sha256: str = Field("", exclude_if=lambda value: not value)
     judges: dict[str, TeacherServer] = Field({}, exclude_if=lambda value: not value)
     """What a reward's judge is known by -> where it answers."""
+    service: TeacherServer | None = Field(None, exclude_if=lambda value: value is None)
+    """The step service that trains, and its name for the base."""
 
 
 class JobData(OtherModels):
@@ -162,6 +170,8 @@ def prepare_job(config: TrainerConfig, base: str, settings: Settings, **inputs: 
     if (name := config.stage.environment_function) is not None:
         inputs["environment"] = ENVIRONMENT.find_reference(name, settings.environments)
         inputs["environment_sha256"] = ENVIRONMENT.digest(name, settings.environments)
+    if config.backend.facts.remote:
+        inputs["service"] = find_step_service(config, base, settings)
     return TrainingJob(
         config=locate_mirror(config, settings.working_folder),
         base=model.location,
@@ -187,6 +197,17 @@ def find_judge(reward: JudgeReward, settings: Settings) -> TeacherServer:
     assert reward.base_url is not None, "the spec has either an endpoint or an address"
     assert reward.model is not None, "asked for with an address"
     return TeacherServer(base_url=reward.base_url, model=reward.model, private_hosts=settings.private_hosts)
+
+
+def find_step_service(config: TrainerConfig, base: str, settings: Settings) -> TeacherServer:
+    """Where the service of a trainer answers: at an endpoint, at an address without a key, or where the SDK looks."""
+    service = config.service
+    model = (service.model if service is not None else None) or config.base_model or base
+    if service is not None and service.endpoint is not None:
+        return find_endpoint(service.endpoint, settings).model_copy(update={"model": model})
+    if service is not None and service.base_url is not None:
+        return TeacherServer(base_url=service.base_url, model=model, private_hosts=settings.private_hosts)
+    return TeacherServer(base_url=os.environ.get(SERVICE_URL, ""), model=model, api_key_env=STEP_KEY)
 
 
 def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
@@ -228,6 +249,7 @@ PLACES = {
     "teacher",
     "reward_model",
     "judges",
+    "service",
     "environment",
 }
 """Where things lie, who runs it, on which machine, and how far for now: no part of what is trained."""

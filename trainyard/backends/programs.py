@@ -114,7 +114,7 @@ def environment(job: TrainingJob) -> dict[str, str]:
         variables["HF_HUB_OFFLINE"] = "1"
     if settings().may_mirror(job.config.engine.mirror or ""):
         variables |= cloud_variables()
-    servers = [*([job.teacher_server] if job.teacher_server else []), *job.judges.values()]
+    servers = [server for server in (job.teacher_server, job.service, *job.judges.values()) if server is not None]
     variables |= {name: os.environ[name] for server in servers if (name := server.api_key_env) and name in os.environ}
     if job.config.launch.processes > 1:
         variables |= distributed_variables(job)

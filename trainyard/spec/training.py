@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
@@ -233,6 +234,27 @@ class EvalSettings(Strict):
         return 0.0 if self.set else self.share or DEFAULT_EVAL_SHARE
 
 
+class ServiceSettings(Strict):
+    """The service that a backend trains at (backends tinker and remote)."""
+
+    endpoint: str | None = omit_default(
+        None, min_length=1, max_length=256, description="Endpoint of trainyard.toml: its address and its key."
+    )
+    base_url: str | None = omit_default(
+        None, min_length=1, max_length=2048, description="Address of another Trainyard, called without a key."
+    )
+    model: str | None = omit_default(
+        None, min_length=1, max_length=512, description="The service's name for the base; default: base_model."
+    )
+
+    @model_validator(mode="after")
+    def one_address(self) -> ServiceSettings:
+        """Refuse two addresses."""
+        if self.endpoint is not None and self.base_url is not None:
+            raise no_effect_error("A service has either an endpoint or a base_url", "Remove endpoint or base_url.")
+        return self
+
+
 class RopeScaling(Strict):
     """Scaling of a base's rotary positions to a longer context."""
 
@@ -291,6 +313,9 @@ class TrainingSettings(Strict):
         min_length=1,
         max_length=64,
         description="Keys of the tool's own configuration (backend axolotl), checked by its schema.",
+    )
+    service: ServiceSettings | None = omit_default(
+        None, description="The service of backends tinker and remote, and its name for the base."
     )
     rope: RopeScaling | None = omit_default(None, description="Scaling of the base's positions; none by default.")
     added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = omit_default(
@@ -373,15 +398,16 @@ def default_learning_rate(stage: Stage, method: Method, base_model: str = "") ->
     return round(rate * STARTER_RATE, 10) if base_model == STARTER and stage in LIKELIHOODS else rate
 
 
-def resolve_method(method: MethodSettings) -> MethodSettings:
+def resolve_method(method: MethodSettings, defaults: Mapping[str, object] | None = None) -> MethodSettings:
     """Return the same settings with every None of an adapter that its profile knows filled; alpha is twice a given
-    rank.
+    rank. `defaults` are a backend's own.
     """
     if not isinstance(method, AdapterSettings):
         return method
     filled = {key: value for key, value in ADAPTER_PROFILES[method.profile].items() if getattr(method, key, 0) is None}
     if isinstance(method, LowRankSettings) and method.rank is not None and "alpha" in filled:
         filled["alpha"] = 2.0 * method.rank
+    filled |= {key: value for key, value in (defaults or {}).items() if key in filled}
     return method.model_copy(update=filled)
 
 
@@ -422,6 +448,6 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
             "stage": resolve_stage(config),
             "base_model": base_model,
             "hyperparameters": hyper.model_copy(update=updates),
-            "method": resolve_method(config.method),
+            "method": resolve_method(config.method, config.backend.facts.defaults),
         }
     )

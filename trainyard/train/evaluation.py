@@ -18,7 +18,7 @@ from trainyard.train.contracts import IGNORED, Encoded, Sampling, StepRecord
 from trainyard.train.loop import Save
 from trainyard.train.progress import SavedProgress
 from trainyard.train.rows.batching import Feed
-from trainyard.train.session.session import Session
+from trainyard.train.session.verbs import StepSession
 
 SHOWN_CHARS = 2000
 """Characters of a prompt and of an answer that an event contains."""
@@ -77,7 +77,7 @@ class HeldOut:
         return len(self.feed.examples)
 
 
-def measure(session: Session, feed: Feed, at: Callable[[], None]) -> dict[str, float]:
+def measure(session: StepSession, feed: Feed, at: Callable[[], None]) -> dict[str, float]:
     """Return the means over all held-out rows. `at` is called between two batches."""
     sums, units = Counter[str](), 0
     for rows in feed.plan.cut_rows(sorted(range(len(feed.examples)), key=lambda row: (-feed.plan.widths[row], row))):
@@ -93,7 +93,7 @@ class PeriodicEvaluation:
 
     def __init__(
         self,
-        session: Session,
+        session: StepSession,
         progress: SavedProgress,
         held_out: HeldOut,
         settings: EvalSettings,

@@ -17,9 +17,10 @@ from trainyard.train.contracts import StepRecord
 from trainyard.train.history import require_finite_loss
 from trainyard.train.progress import SavedProgress
 from trainyard.train.rows.batching import Feed
-from trainyard.train.session.session import Session
+from trainyard.train.session.verbs import StepSession
 
-Save = Callable[[Session, SavedProgress], None]
+Save = Callable[[Any, SavedProgress], None]
+"""(session, progress) -> a checkpoint of both."""
 
 
 class Hook(Protocol):
@@ -29,7 +30,7 @@ class Hook(Protocol):
 
 
 def train(
-    session: Session,
+    session: StepSession,
     feed: Feed,
     progress: SavedProgress,
     *,
@@ -69,12 +70,12 @@ def train(
     return True
 
 
-def count_done(session: Session) -> int:
+def count_done(session: StepSession) -> int:
     """Steps that were taken or skipped."""
     return session.global_step + session.skipped
 
 
-def begins_again(session: Session, progress: SavedProgress) -> bool:
+def begins_again(session: StepSession, progress: SavedProgress) -> bool:
     """Return whether the states of the optimizer begin again before the step at the cursor, where rows change their
     form.
     """
@@ -83,7 +84,7 @@ def begins_again(session: Session, progress: SavedProgress) -> bool:
 
 
 def finish_step(
-    session: Session, progress: SavedProgress, batches: list[Any], units: int, started: float
+    session: StepSession, progress: SavedProgress, batches: list[Any], units: int, started: float
 ) -> StepRecord:
     """Apply the optimizer step and record it."""
     loss, metrics = progress.partial.pop("loss"), progress.partial

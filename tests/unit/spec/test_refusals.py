@@ -61,6 +61,7 @@ FACTS_OF = {
     "adapter-experts-together": RunFacts(base=lambda name: MIXTURE),
     "adapter-shared-blocks": RunFacts(base=lambda name: SHARING),
     "backend-setting-here": RunFacts(devices=frozenset({Device.CPU})),
+    "service-no-key": RunFacts(missing_key=lambda config: "TINKER_API_KEY"),
     "vllm-missing": WITH_GPU,
     "rollouts-missing": WITH_GPU,
     "base-layout": RunFacts(base=lambda name: T5),

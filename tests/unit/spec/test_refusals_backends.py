@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.spec.chains import get_row_name, node, reasons, source
 from tests.unit.spec.test_refusals import run_names
-from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.backends import SERVICE_TARGETS, BackendName
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.latent import LATENT_SETTINGS, Latent
 from trainyard.spec.axes.methods import Method
@@ -21,7 +21,7 @@ from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.backends import BACKEND_ROW, backend_reasons, find_refused_settings, limits
 from trainyard.spec.model_schema import ABSENT, read_setting
-from trainyard.spec.training import EvalSettings, RopeScaling, TrainerConfig
+from trainyard.spec.training import EvalSettings, RopeScaling, ServiceSettings, TrainerConfig
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "stage": tuple(Stage),
@@ -34,6 +34,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "stage.environment": (None, EnvironmentSettings(type="calculator")),
     "stage.rollouts.engine": ("native", "vllm"),
     "method.modules_to_save": ((), ("lm_head",)),
+    "stage.temperature": (1.0, 0.7),
+    "method.alpha": (16.0, 32.0),
+    "method.dropout": (0.0, 0.1),
+    "method.target_modules": (*SERVICE_TARGETS, ("q_proj",)),
+    "method.layers": (None, (0,)),
+    "method.rslora": (False, True),
+    "service": (None, ServiceSettings(endpoint="lab")),
+    "launch.on_oom": ("halve", "fail"),
     "launch.strategy": tuple(Strategy),
     "launch.launcher": ("auto", "torchrun", "accelerate", "deepspeed"),
     "launch.processes": (1, 2),

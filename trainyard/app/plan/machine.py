@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 
 from trainyard.backends.base import probe_all
+from trainyard.backends.job import find_step_service
 from trainyard.compute.gpus import list_devices
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.remote.kinds import find_kind
 from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.inherited import is_key_missing
 from trainyard.sandbox.service import Confinement, find_confinement
 from trainyard.serve.inference_server import vllm
 from trainyard.settings import Settings
@@ -47,6 +49,7 @@ def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> 
 
     return RunFacts(
         endpoints=frozenset(settings.endpoints),
+        missing_key=lambda config: find_missing_key(config, settings),
         may_mirror=settings.may_mirror,
         may_read=settings.may_read,
         path_problem=path_problem,
@@ -58,6 +61,15 @@ def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> 
         has_module=has_module,
         confines_code=lambda: settings.allow_unconfined_code or find_confinement() is not Confinement.NONE,
     )
+
+
+def find_missing_key(config: TrainerConfig, settings: Settings) -> str | None:
+    """Return the variable whose key the service of a trainer needs and that is empty here."""
+    named = config.service.endpoint if config.service is not None else None
+    if not config.backend.facts.remote or (named is not None and named not in settings.endpoints):
+        return None
+    variable = find_step_service(config, settings.default_base_model, settings).api_key_env
+    return variable if is_key_missing(variable) else None
 
 
 def has_embedded_server(settings: Settings) -> bool:

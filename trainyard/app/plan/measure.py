@@ -60,6 +60,9 @@ def measure(
         if nodes.outputs.get(node.id) is not None:
             say(f"{node.id}: its result is finished, so it is not measured")
             continue
+        if config.backend.facts.remote:
+            problems[node.id] = "not measured: a service computes the steps, and may charge for them"
+            continue
         base = config.base_model or settings.default_base_model
         if find_base_folder(base, settings) is None:
             problems[node.id] = f"not measured: the model {base!r} is not on this machine"

@@ -36,6 +36,10 @@ IN_TRANSFORMERS = {
 PAIRWISE = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
 CPU_AND_CUDA = (Device.CPU, Device.CUDA)
 ALONE = (Strategy.SINGLE,)
+SERVICE_ALPHA = 32.0
+"""Scale of an adapter at a step service, whatever its rank."""
+SERVICE_TARGETS = ("all-linear", "attention-only", ("gate_proj", "up_proj", "down_proj"))
+"""Layers that a step service can give an adapter: those of `train_attn`, of `train_mlp`, or both."""
 OF_OUR_ENGINE = (
     "stage.average", "stage.neftune_alpha", "stage.latent", "method.init", "method.interval", "rope", "added_tokens"
 )  # fmt: skip
@@ -66,6 +70,10 @@ class BackendFacts(Facts):
     by_stage: Mapping[str, tuple[Stage, ...]] = field(default_factory=dict)
     """`headless`: stages that multiply by the output layer themselves, so that an adapter on it would not learn;
     `shared_prompts`: stages whose answers to one prompt can lie in one row behind it."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """Setting of an adapter that is left out -> its value here, where that is not its profile's."""
+    remote: bool = False
+    """Whether a service computes: no device of this machine is taken."""
     exports: tuple[Quantization, ...] = ()
     """Formats of the result, next to which a copy in full precision is written."""
     runs_scripts: bool = False
@@ -76,6 +84,38 @@ class BackendFacts(Facts):
     def is_stage(self, mark: str, stage: Stage) -> bool:
         """Return whether a stage is one of `by_stage`."""
         return stage in self.by_stage.get(mark, ())
+
+
+def step_service(name: str, why: str) -> BackendFacts:
+    """Return a service that is trained at step by step (`backends/remote_steps`): what its wire has a place for."""
+    return BackendFacts(
+        name,
+        stages=(Stage.CPT, Stage.SFT, Stage.DPO, Stage.KTO, Stage.GRPO),
+        methods=(Method.LORA,),
+        optimizers=map_to_names(Optimizer.ADAMW),
+        devices=(),
+        settings={
+            "quantization": (None,),
+            "hyperparameters.precision": (Precision.AUTO,),
+            "method.alpha": (SERVICE_ALPHA,),
+            "method.dropout": (0.0,),
+            "method.target_modules": SERVICE_TARGETS,
+            "stage.temperature": (1.0,),
+            "stage.environment": (None,),
+            "stage.rollouts.engine": ("native",),
+        },
+        default_only=(
+            "hyperparameters.gradient_checkpointing", "launch.on_oom", "method.modules_to_save", "method.layers",
+            "method.rslora", "stage.neftune_alpha", "stage.latent", "method.init", "rope", "added_tokens",
+        ),
+        defaults={"alpha": SERVICE_ALPHA},
+        remote=True,
+        why={
+            **dict.fromkeys(("method", "hyperparameters.optimizer"), why),
+            "method.alpha": "the service scales every adapter by 32",
+            "stage.temperature": "the service scores tokens at temperature 1",
+        },
+    )  # fmt: skip
 
 
 class BackendName(AxisValue):
@@ -228,8 +268,12 @@ class BackendName(AxisValue):
         default_only=("eval", "stage.turns", *OF_OUR_ENGINE),
         runs_scripts=True,
     )
+    TINKER = step_service("tinker", "a session of the Tinker service is a LoRA adapter that AdamW moves")
+    REMOTE = step_service("remote", "the Tinker wire of another Trainyard trains LoRA adapters by AdamW")
 
 
+STEP_SERVICES = tuple(name for name in BackendName if name.facts.remote)
+"""Backends whose forward and backward passes a service computes."""
 STOP_AT_STEPS = (BackendName.NATIVE,)
 """Backends whose trainings can be asked to save and stop after a step, as the trials of a sweep do at rungs."""
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from trainyard.errors import Reason
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import ALONE, EXTRA_CODE, OWN_KEYS, BackendName
+from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
@@ -51,6 +52,8 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
     yield from (Limit(setting, (read_setting(USUAL, setting),)) for setting in facts.default_only)
     if config.backend not in OWN_KEYS:
         yield Limit("extra", (None,))
+    if not facts.remote:
+        yield Limit("service", (None,))
     if launch.strategy in facts.strategies and launch.strategy.facts.sharded:
         why = f"with {launch.strategy} each process has a part of the weights"
         yield from (Limit(setting, allowed, why) for setting, allowed in facts.sharded.items())
@@ -61,7 +64,11 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
 def find_refused_settings(config: TrainerConfig) -> dict[str, Limit]:
     """Setting -> the limit of its backend that it breaks."""
     values = {limit: read_setting(config, limit.setting) for limit in limits(config)}
-    unmet = {limit.setting: limit for limit, value in values.items() if value not in (ABSENT, *limit.allowed)}
+    unmet = {
+        limit.setting: limit
+        for limit, value in values.items()
+        if value not in (ABSENT, *limit.allowed) and not is_filled_later(limit.setting, value)
+    }
     facts, targets = config.backend.facts, read_setting(config, "method.target_modules")
     for setting in facts.whole_numbers:
         value = read_setting(config, setting)
@@ -73,10 +80,17 @@ def find_refused_settings(config: TrainerConfig) -> dict[str, Limit]:
     return unmet
 
 
+def is_filled_later(setting: str, value: object) -> bool:
+    """Return whether a setting of an adapter is left out, and takes what the backend or its profile has."""
+    return value is None and setting.startswith("method.")
+
+
 def supporters(config: TrainerConfig, setting: str) -> list[str]:
-    """Return the other backends that support the value of a setting with this stage, method and strategy."""
+    """Return the other backends of this machine that support the value of a setting with this stage, method and
+    strategy.
+    """
     named = {"stage", "method", "launch.strategy", setting}
-    candidates = [name for name in BackendName if not name.facts.runs_scripts]
+    candidates = [name for name in BackendName if not name.facts.runs_scripts and not name.facts.remote]
     copies = {
         name.value: config.model_copy(update={"backend": name}) for name in candidates if name is not config.backend
     }
@@ -134,6 +148,23 @@ def lacks_cuda(config: TrainerConfig, at: NodeView) -> bool:
     return asks and at.facts.devices is not None and Device.CUDA not in at.facts.devices
 
 
+def has_no_address(config: TrainerConfig, _: NodeView) -> bool:
+    """Return whether nothing says which Trainyard is trained at."""
+    service = config.service
+    return config.backend is BackendName.REMOTE and (service is None or not (service.endpoint or service.base_url))
+
+
+def sends_key_elsewhere(config: TrainerConfig, _: NodeView) -> bool:
+    """Return whether the key of a service would go to an address that a chain names."""
+    return config.backend is BackendName.TINKER and config.service is not None and config.service.base_url is not None
+
+
+def begins_elsewhere(config: TrainerConfig, at: NodeView) -> Match:
+    """Return the earlier trainer whose weights a service would have to begin with."""
+    sources = at.sources(Port.ADAPTER, Port.MODEL) if config.backend.facts.remote else []
+    return bool(sources) and {"earlier": sources[0].id}
+
+
 BACKEND_ROW = Row(
     "backend-setting", "R-BACKEND-SETTING", "trainer", "config.{setting}", unsupported,
     "The {config.backend} backend does not support {name} {value}{why}.", "Use {instead}.",
@@ -149,6 +180,22 @@ BACKEND_ROWS = (
         "The {config.backend} backend does not support method {config.method}: its kernels are for CUDA, and this "
         "machine has no such device.",
         "Use method lora, or backend native.", scope="run",
+    ),
+    Row(
+        "service-address", "R-BACKEND-SETTING", "trainer", "config.service", has_no_address,
+        "The {config.backend} backend trains at another Trainyard, and no address is given.",
+        "Write `service: {{base_url: http://HOST:8898/tinker}}`, or `service: {{endpoint: NAME}}` for one of "
+        "trainyard.toml with a key.",
+    ),
+    Row(
+        "service-key", "R-BACKEND-SETTING", "trainer", "config.service.base_url", sends_key_elsewhere,
+        "The {config.backend} backend sends a key, which belongs to an address that the operator names.",
+        "Set TINKER_BASE_URL, write `service: {{endpoint: NAME}}`, or use backend remote, which sends no key there.",
+    ),
+    Row(
+        "service-earlier", "R-ADAPTER", "trainer", "config.backend", begins_elsewhere,
+        "The {config.backend} backend cannot continue from {earlier}: its wire takes no weights of this machine.",
+        "Use backend native here, or train both stages with one trainer.", chained=True,
     ),
 )  # fmt: skip
 

@@ -28,6 +28,8 @@ class RunFacts:
 
     endpoints: Set[str] | None = None
     """Endpoints that the settings name, with an address and perhaps a key."""
+    missing_key: Callable[[TrainerConfig], str | None] | None = None
+    """The variable whose key a trainer's service needs, if it is not set here."""
     may_mirror: Callable[[str], bool] | None = None
     may_read: Callable[[str], bool] | None = None
     """Whether the operator lets checkpoints be copied to a bucket."""

@@ -28,6 +28,22 @@ def cloud_provider(config: JsonMapping, _: NodeView | None) -> Match:
     return bool(files) and {"field": files[0], "what": f"A job for a cloud provider (`{files[0]}`)"}
 
 
+STEP_SERVICES = {
+    "together_steps": "Together's step SDK (together 3.1.1) pins Tinker 0.23.1 and has no calls of its checkpoints",
+    "fireworks_steps": "Fireworks' step SDK (fireworks-ai 1.2.30) needs pydantic below 2.13, and says that a Tinker "
+    "client with its address is not enough",
+    "foundry_steps": "Microsoft Foundry's training sessions (azure-ai-finetuningsessions 1.0.0b1) have a wire of their "
+    "own, in a first beta",
+}
+"""Services that are trained at step by step, and that no Tinker client reaches -> why, by their packages."""
+
+
+def step_service(config: JsonMapping, _: NodeView | None) -> Match:
+    """Return the step service that a trainer names and whose wire is not spoken here."""
+    name = str(config.get("backend", "")).lower()
+    return name in STEP_SERVICES and {"name": name, "why": STEP_SERVICES[name]}
+
+
 KEY_FIELDS = ("api_key_env", "api_key", "api_token", "authorization")
 """A key, or the variable with one. Its value is not repeated."""
 
@@ -35,8 +51,13 @@ KEY_FIELDS = ("api_key_env", "api_key", "api_token", "authorization")
 WORD_ROWS = (
     Row(
         "provider", "R-PROVIDER", "trainer", "config.{field}", cloud_provider,
-        "{what} is not in this release: no rows are sent to a provider, and every training runs on your own machines.",
-        f"Use a dataset of this machine and a backend that runs here: {join_words(BackendName)}.", scope="words",
+        "{what} is not in this release: no files of rows are uploaded to a provider.",
+        f"Use a dataset of this machine and a backend: {join_words(BackendName)}.", scope="words",
+    ),
+    Row(
+        "step-service", "R-PROVIDER", "trainer", "config.backend", step_service,
+        "The backend {name} is not in this release: {why}.",
+        "Use backend tinker, remote (another Trainyard), or native.", scope="words",
     ),
     Row(
         "chain-key", "R-ENDPOINT", "*", "config.{field}",

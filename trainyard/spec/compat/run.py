@@ -66,6 +66,7 @@ def unknown_endpoint(config: object, at: NodeView) -> Match:
         named = {"judge.endpoint": config.judge.endpoint}
     if isinstance(config, TrainerConfig):
         named = {"stage.endpoint": config.stage.teacher_server}
+        named |= {"service.endpoint": config.service.endpoint} if config.service is not None else {}
         rewards = enumerate(getattr(config.stage, "rewards", ()))
         named |= {
             f"stage.rewards.{at}.endpoint": reward.endpoint for at, reward in rewards if isinstance(reward, JudgeReward)
@@ -105,6 +106,11 @@ def explain_absence(config: TrainerConfig, at: NodeView) -> str | None:
     """Return why the backend of a trainer is not available here; None if it is, or if that is not known."""
     backends = at.facts.backends
     return None if backends is None else backends.get(config.backend, "This version does not have it.")
+
+
+def has_no_key(config: TrainerConfig, at: NodeView) -> Match:
+    variable = at.facts.missing_key(config) if at.facts.missing_key is not None else None
+    return variable is not None and {"variable": variable}
 
 
 def no_backend(config: TrainerConfig, at: NodeView) -> Match:
@@ -391,6 +397,11 @@ RUN_ROWS = (
         "backend-missing", "R-BACKEND-MISSING", "trainer", "config.backend", no_backend,
         "The backend {config.backend} is not available here: {why}",
         "Use one of: {here}.", scope="run",
+    ),
+    Row(
+        "service-no-key", "R-ENDPOINT", "trainer", "config.backend", has_no_key,
+        "The {config.backend} backend needs a key, and {variable} is not set here.",
+        "Set {variable} before `trainyard up`: the worker gets it, and no spec or log has it.", scope="run",
     ),
     Row(
         "package-missing", "R-PACKAGE-MISSING", "trainer", "config.{where}", no_package,

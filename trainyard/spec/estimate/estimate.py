@@ -194,6 +194,10 @@ def estimate_training(
     steps = hyper.max_steps if seen is None else count_steps(hyper, seen, processes)
     basis = [steps_basis(hyper, seen, processes), *sampled.notes]
     shape = facts.shapes.get(config.base_model or "")
+    if config.backend.facts.remote:
+        basis.append("memory, disk and time: a service computes, and they are not known here")
+        trained = None if shape is None else count_trainable(shape, config)
+        return Estimate(node=node.id, rows=count, steps=steps, trainable_parameters=trained, basis=tuple(basis))
     if shape is None:
         basis.append(f"memory, disk and time: the shape of {config.base_model!r} is not known here")
         return Estimate(node=node.id, rows=count, steps=steps, basis=tuple(basis))

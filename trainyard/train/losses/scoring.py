@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trainyard.train.contracts import IGNORED, Batch, Head, Scores
-from trainyard.train.model.head import Output, hidden_states, model_inputs, token_logprobs
+from trainyard.train.model.head import LabelScorer, Output, hidden_states, model_inputs, token_logprobs
 
 CRITIC = "critic"
 """Name of the critic as a module of the policy, so that state, optimizer and clipping include it."""
@@ -31,6 +31,9 @@ class TemperedOutput(Output):
 
 def score_tokens(model: Any, batch: Batch, head: Head, *, temperature: float) -> Scores:
     """`logprobs_N` of every labelled token, and `values_N` before each where the batch asks for them."""
+    if isinstance(model, LabelScorer):
+        assert temperature == 1, "other temperatures are refused"
+        return {"logprobs_N": model.score_labels(batch).logprobs_N}
     hidden_BTD, output = hidden_states(model, batch)
     target_BT = batch["labels"][:, 1:]
     label_positions = (target_BT != IGNORED).nonzero(as_tuple=True)

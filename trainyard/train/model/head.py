@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional
@@ -49,11 +49,21 @@ class LabelLogprobs:
         return torch.zeros(rows, device=ones_N.device).index_add(0, self.rows_N, ones_N)
 
 
+@runtime_checkable
+class LabelScorer(Protocol):
+    """A model that another machine computes: it scores the labels of a batch, and has no hidden states here."""
+
+    def score_labels(self, batch: dict[str, torch.Tensor]) -> LabelLogprobs:
+        """Return the log-probability of every label, at temperature 1."""
+
+
 def label_logprobs(model: Any, batch: dict[str, torch.Tensor], head: Head = Head.FULL) -> LabelLogprobs:
     """Log-probabilities of the labels of `batch` (`input_ids`, `labels`, `attention_mask`, maybe `position_ids`).
 
     A label at position t is predicted from position t - 1; the label of position 0 takes no part.
     """
+    if isinstance(model, LabelScorer):
+        return model.score_labels(batch)
     hidden_BTD, output = hidden_states(model, batch)
     return logprobs_of_hidden(hidden_BTD, batch, output, head)
 

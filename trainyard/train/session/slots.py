@@ -78,7 +78,7 @@ class AdapterSlots:
             torch.manual_seed(seed)
             for layer in layers:
                 for adapter in layer.active_adapters:
-                    layer.reset_lora_parameters(adapter, init_lora_weights=True)
+                    draw_as_peft(layer, adapter)
             torch.manual_seed(seed)
         session.restore(Snapshot(deepcopy(self.fresh), session.identity()))
 
@@ -112,3 +112,20 @@ class AdapterSlots:
         identity = self.session.identity()
         self.active = str(values["active"])
         self.parked = {name: Snapshot(rebuild(value, tensors), identity) for name, value in values["parked"].items()}
+
+
+def draw_as_peft(layer: LoraLayer, adapter: str) -> None:
+    """Draw the factors of a layer as PEFT does when it makes them: on the CPU, both of them first, then A again.
+
+    So an adapter begins as that of a training with the same seed.
+    """
+    if adapter not in layer.lora_A:  # of an embedding
+        layer.reset_lora_parameters(adapter, init_lora_weights=True)
+        return
+    first: Any = layer.lora_A[adapter]
+    second: Any = layer.lora_B[adapter]
+    drawn = torch.nn.Linear(first.in_features, first.out_features, bias=False)
+    torch.nn.Linear(second.in_features, second.out_features, bias=False)
+    drawn.reset_parameters()
+    first.weight.copy_(drawn.weight)
+    second.weight.zero_()
