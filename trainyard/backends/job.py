@@ -202,7 +202,7 @@ def find_judge(reward: JudgeReward, settings: Settings) -> TeacherServer:
 def find_step_service(config: TrainerConfig, base: str, settings: Settings) -> TeacherServer:
     """Where the service of a trainer answers: at an endpoint, at an address without a key, or where the SDK looks."""
     service = config.service
-    model = (service.model if service is not None else None) or config.base_model or base
+    model = (service.base_model if service is not None else None) or config.base_model or base
     if service is not None and service.endpoint is not None:
         return find_endpoint(service.endpoint, settings).model_copy(update={"model": model})
     if service is not None and service.base_url is not None:

@@ -243,7 +243,7 @@ class ServiceSettings(Strict):
     base_url: str | None = omit_default(
         None, min_length=1, max_length=2048, description="Address of another Trainyard, called without a key."
     )
-    model: str | None = omit_default(
+    base_model: str | None = omit_default(
         None, min_length=1, max_length=512, description="The service's name for the base; default: base_model."
     )
 
