@@ -16,6 +16,7 @@ PROCESSES = {
     "trainyard/app/stack/proof.py", "trainyard/app/services.py",
     "trainyard/backends/external/runner.py", "trainyard/backends/programs.py",
     "trainyard/backends/llamacpp/program.py", "trainyard/backends/native/backend.py",
+    "trainyard/backends/remote_steps/backend.py",
     "trainyard/backends/sessions/running.py", "trainyard/compute/services.py",
     "trainyard/data/limited/service.py", "trainyard/data/prompts.py", "trainyard/data/quality/row_schemas.py",
     "trainyard/data/renderers/limited.py", "trainyard/evals/runner.py", "trainyard/evals/selection.py",

@@ -50,6 +50,7 @@ WITHOUT = {
     "trainyard/backends/native/sessions/verbs.py: save_result": HASHED,
     "trainyard/backends/oom.py: record_smaller_batch": WORK,
     "trainyard/backends/oom.py: remember": WORK,
+    "trainyard/backends/remote_steps/program.py: train": WORK,
     "trainyard/backends/results.py: collect_result": HASHED,
     "trainyard/backends/script/files.py: write": CHILD,
     "trainyard/backends/sessions/running.py: run_session": CHILD,

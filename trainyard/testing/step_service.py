@@ -14,15 +14,19 @@ import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+SdkPart: TypeAlias = Any
+"""An object of the SDK, which is an optional package."""
+Reply: TypeAlias = "Future[Any]"
 
-def answered(value: Any) -> Future[Any]:
+
+def answered(value: SdkPart) -> Reply:
     """Return a future that is done."""
-    future: Future[Any] = Future()
+    future: Reply = Future()
     future.set_result(value)
     return future
 
@@ -33,19 +37,19 @@ class StepServiceDouble:
     def __init__(self, vocabulary: int = 16) -> None:
         self.vocabulary = vocabulary
         self.calls: Counter[str] = Counter()
-        self.states: dict[str, tuple[Any, Any]] = {}
+        self.states: dict[str, tuple[SdkPart, SdkPart]] = {}
         """Path -> weights and state of the optimizer."""
         self.clients: list[TrainingDouble] = []
         self.status = ""
         """What the session was closed with."""
 
-    def create_lora_training_client(self, base_model: str, **options: Any) -> Future[Any]:
+    def create_lora_training_client(self, base_model: str, **options: SdkPart) -> Reply:
         """Open an adapter that changes nothing yet; `options` are recorded."""
         client = TrainingDouble(self, f"model-{len(self.clients)}", {"base_model": base_model, **options})
         self.clients.append(client)
         return answered(client)
 
-    def create_training_client_from_state_with_optimizer(self, path: str, **options: Any) -> Future[Any]:
+    def create_training_client_from_state_with_optimizer(self, path: str, **options: SdkPart) -> Reply:
         """Open an adapter from a saved state. Raises as the SDK does for one that is not there."""
         client = self.create_lora_training_client(path, **options).result()
         weights, optimizer = copy.deepcopy(self.find_state(path))
@@ -54,7 +58,7 @@ class StepServiceDouble:
         client.optimizer.load_state_dict(optimizer)
         return answered(client)
 
-    def find_state(self, path: str) -> tuple[Any, Any]:
+    def find_state(self, path: str) -> tuple[SdkPart, SdkPart]:
         """Return a saved state. Raises `tinker.RequestFailedError`."""
         import tinker  # an optional package
 
@@ -78,24 +82,24 @@ class StepServiceDouble:
 class TrainingDouble:
     """The part of a `TrainingClient` that a training uses."""
 
-    def __init__(self, service: StepServiceDouble, model_id: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, service: StepServiceDouble, model_id: str, options: Mapping[str, SdkPart]) -> None:
         self.service, self.model_id, self.options = service, model_id, options
         generator = torch.Generator().manual_seed(0)
         self.logits_VV = torch.randn(service.vocabulary, service.vocabulary, generator=generator).requires_grad_()
         self.optimizer = torch.optim.AdamW([self.logits_VV])
 
-    def forward(self, data: Sequence[Any], loss_fn: str) -> Future[Any]:
+    def forward(self, data: Sequence[SdkPart], loss_fn: str) -> Reply:
         """Score rows."""
         self.service.calls["forward"] += 1
         with torch.no_grad():
             return answered(self.score(data, loss_fn, backward=False))
 
-    def forward_backward(self, data: Sequence[Any], loss_fn: str) -> Future[Any]:
+    def forward_backward(self, data: Sequence[SdkPart], loss_fn: str) -> Reply:
         """Score rows and add the gradients of their loss."""
         self.service.calls["forward_backward"] += 1
         return answered(self.score(data, loss_fn, backward=True))
 
-    def score(self, data: Sequence[Any], loss_fn: str, *, backward: bool) -> Any:
+    def score(self, data: Sequence[SdkPart], loss_fn: str, *, backward: bool) -> SdkPart:
         """Return the reply of the SDK to rows: the loss, and the log-probability of every target."""
         import tinker  # an optional package
 
@@ -113,7 +117,7 @@ class TrainingDouble:
         metrics = {"loss:sum": float(total.detach())}
         return tinker.types.ForwardBackwardOutput("ArrayRecord", outputs, metrics)
 
-    def optim_step(self, params: Any) -> Future[Any]:
+    def optim_step(self, params: SdkPart) -> Reply:
         """Move the weights by AdamW with the settings of the call, and clear the gradients."""
         import tinker  # an optional package
 
@@ -127,7 +131,7 @@ class TrainingDouble:
         self.optimizer.zero_grad()
         return answered(tinker.types.OptimStepResponse(metrics={"grad_norm:mean": float(norm)}))
 
-    def save_state(self, name: str, **_options: Any) -> Future[Any]:
+    def save_state(self, name: str, **_options: SdkPart) -> Reply:
         """Keep weights and optimizer."""
         import tinker  # an optional package
 
@@ -136,7 +140,7 @@ class TrainingDouble:
         self.service.states[path] = copy.deepcopy((self.logits_VV.detach(), self.optimizer.state_dict()))
         return answered(tinker.types.SaveWeightsResponse(path=path))
 
-    def save_weights_and_get_sampling_client(self) -> Future[Any]:
+    def save_weights_and_get_sampling_client(self) -> Reply:
         """Return what samples with the weights as they are now: greedily, whatever it is asked for."""
         self.service.calls["sampler"] += 1
         return answered(SamplingDouble(self.logits_VV.detach().clone()))
@@ -147,9 +151,9 @@ class SamplingDouble:
 
     def __init__(self, logits_VV: torch.Tensor) -> None:
         self.logits_VV = logits_VV
-        self.requests: list[tuple[list[int], int, Any]] = []
+        self.requests: list[tuple[list[int], int, SdkPart]] = []
 
-    def sample(self, prompt: Any, num_samples: int, sampling_params: Any) -> Future[Any]:
+    def sample(self, prompt: SdkPart, num_samples: int, sampling_params: SdkPart) -> Reply:
         """Sample from the table with the seed of the request; the end token is 0."""
         import tinker  # an optional package
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx
@@ -24,7 +24,8 @@ from trainyard.spec.axes.methods import LowRankSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Generated, Sampling, StopReason
 
-Answer = TypeVar("Answer")
+SdkPart: TypeAlias = Any
+"""An object of the SDK, which is an optional package."""
 LOSS = "cross_entropy"
 STATE_TTL_S = 30 * 86_400
 """How long a service keeps a state that nobody continued from: checkpoints there cost money."""
@@ -39,26 +40,32 @@ class TinkerService:
     """One adapter at a service, as `service.StepService`."""
 
     def __init__(
-        self, address: ServiceAddress, config: TrainerConfig, tokenizer: Any, job: str, *, service: Any = None
+        self,
+        address: ServiceAddress,
+        config: TrainerConfig,
+        tokenizer: SdkPart,
+        job: str,
+        *,
+        service: SdkPart = None,
     ) -> None:
         """Connect for a job. `service` takes the place of the SDK's own client, as a double of it does."""
         import tinker  # an optional package, for these backends alone
 
-        self.sdk: Any = tinker
+        self.sdk: SdkPart = tinker
         self.address, self.config, self.tokenizer = address, config, tokenizer
         self.metadata = {"trainyard_job": job}
         with service_errors(tinker, address.base_url):
-            self.service: Any = service or tinker.ServiceClient(
+            self.service: SdkPart = service or tinker.ServiceClient(
                 user_metadata=self.metadata, base_url=address.base_url or None, api_key=address.key
             )
-        self._client: Any = None
-        self._sampler: Any = None
+        self._client: SdkPart = None
+        self._sampler: SdkPart = None
 
     def open(self) -> None:
         """Open a new adapter, drawn by the seed of the training."""
         self._client = self._create()
 
-    def _create(self) -> Any:
+    def _create(self) -> SdkPart:
         method = self.config.method
         assert isinstance(method, LowRankSettings), method
         attention, mlp = trained_layers(method.target_modules)
@@ -70,18 +77,18 @@ class TinkerService:
         )  # fmt: skip
 
     @cached_property
-    def _base_client(self) -> Any:
+    def _base_client(self) -> SdkPart:
         """An adapter that is never trained."""
         return self._create()
 
-    def _wait(self, send: Callable[[], Any]) -> Any:
+    def _wait(self, send: Callable[[], SdkPart]) -> SdkPart:
         """Return what a request comes to, or raise its error in our words."""
         with service_errors(self.sdk, self.address.base_url):
             return send().result()
 
     # Steps
 
-    def _datum(self, row: ServiceRow, weights: torch.Tensor | None) -> Any:
+    def _datum(self, row: ServiceRow, weights: torch.Tensor | None) -> SdkPart:
         targets = torch.tensor(row.targets, dtype=torch.int64)
         weighted = weights if weights is not None else torch.zeros(len(row.targets))
         return self.sdk.types.Datum(
@@ -92,7 +99,7 @@ class TinkerService:
     def forward(self, rows: Sequence[ServiceRow]) -> list[torch.Tensor]:
         return self._score(self._client, rows)
 
-    def _score(self, client: Any, rows: Sequence[ServiceRow]) -> list[torch.Tensor]:
+    def _score(self, client: SdkPart, rows: Sequence[ServiceRow]) -> list[torch.Tensor]:
         data = [self._datum(row, None) for row in rows]
         return read_logprobs(self._wait(lambda: client.forward(data, LOSS)), rows)
 
@@ -132,7 +139,7 @@ class TinkerService:
             sequences = [sequence for request in requests for sequence in request.result().sequences]
         return [self._completion(sequence, sampling) for sequence in sequences]
 
-    def _sampling(self, sampling: Sampling, number: int) -> Any:
+    def _sampling(self, sampling: Sampling, number: int) -> SdkPart:
         ids = None if sampling.stop_ids is None else list(sampling.stop_ids)
         stops = list(sampling.stop_texts) or ids
         return self.sdk.types.SamplingParams(
@@ -140,7 +147,7 @@ class TinkerService:
             temperature=sampling.temperature, top_k=sampling.top_k or -1, top_p=sampling.top_p,
         )  # fmt: skip
 
-    def _completion(self, sequence: Any, sampling: Sampling) -> Generated:
+    def _completion(self, sequence: SdkPart, sampling: Sampling) -> Generated:
         ids = [int(token) for token in sequence.tokens]
         logprobs = [float(value) for value in sequence.logprobs or ()]
         reason = StopReason.END if sequence.stop_reason == "stop" else StopReason.LENGTH
@@ -174,7 +181,7 @@ class TinkerService:
             return  # expired, or deleted by an earlier attempt
 
     def export(self, name: str, folder: Path) -> None:
-        """Fetch the adapter file by file. Raises `Corrupt` (`E-ADAPTER-INVALID`) for files that are no adapter."""
+        """Fetch the adapter file by file. Raises `Corrupt` (`E-ADAPTER-INVALID`) where one is missing."""
         saved = self._wait(lambda: self._client.save_weights_external(name, ttl_seconds=RESULT_TTL_S))
         rest = self.service.create_rest_client()
         urls: Mapping[str, str] = self._wait(lambda: rest.get_external_weights_urls(saved.path)).urls
@@ -213,7 +220,7 @@ def trained_layers(targets: object) -> tuple[bool, bool]:
     return targets in ("all-linear", "attention-only"), targets != "attention-only"
 
 
-def read_logprobs(output: Any, rows: Sequence[ServiceRow]) -> list[torch.Tensor]:
+def read_logprobs(output: SdkPart, rows: Sequence[ServiceRow]) -> list[torch.Tensor]:
     """Return the log-probabilities of a reply. Raises `Corrupt` (`E-SERVER-RESPONSE`) for others than asked for."""
     logprobs = [torch.tensor(record["logprobs"].tolist(), dtype=torch.float32) for record in output.loss_fn_outputs]
     if [len(values_T) for values_T in logprobs] != [len(row.targets) for row in rows]:
@@ -237,7 +244,7 @@ def require_own_host(url: str, address: ServiceAddress) -> None:
 
 
 @contextmanager
-def service_errors(sdk: Any, where: str) -> Iterator[None]:
+def service_errors(sdk: SdkPart, where: str) -> Iterator[None]:
     """Raise the errors of the SDK in our words; its keys are never part of a message."""
     try:
         yield

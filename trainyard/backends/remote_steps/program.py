@@ -173,7 +173,11 @@ def train_at_service(run: RemoteRun, folder: Path) -> None:
         def save(_session: Any, progress: SavedProgress) -> None:
             save_state(run, writer, root, progress)
 
-        hooks: Sequence[Any] = [*build_evaluation(run, save), StepReporter(run, report), ConstantRewards(events.emit)]
+        hooks: Sequence[Any] = [
+            *build_evaluation(run, save),
+            ServiceReporter(run, report),
+            ConstantRewards(events.emit),
+        ]
         finished = run_loop(
             run.session, run.feed, run.progress, total_steps=run.total_steps, save=save, save_steps=run.save_steps,
             stop=lambda: not run.progress.cursor.micro and (events.stop_requested() or is_at_stop(run)), hooks=hooks,
@@ -268,7 +272,7 @@ def take_best(run: RemoteRun, root: Path) -> None:
 # Reports and the result
 
 
-class StepReporter:
+class ServiceReporter:
     """Reports each step, and dies where a fault is injected."""
 
     def __init__(self, run: RemoteRun, report: Reporting) -> None:

@@ -1,7 +1,7 @@
 """Our losses over log-probabilities that a service computes.
 
 A stage scores a batch by `label_logprobs(model, …)`. Here the model is a `ServiceModel`, which asks the service and
-hands the answer out as leaves of a graph: the gradient of a loss stops there, and is what the service needs to go on.
+hands the answer out as leaves of a graph: the gradient of a loss stops there, and is what the service needs for its own backward pass.
 
 Shapes: B rows, T positions, N labelled positions.
 """
@@ -52,7 +52,7 @@ class BatchRows:
         return torch.cat(picked) if picked else torch.zeros(0)
 
     def spread(self, values_N: torch.Tensor) -> list[torch.Tensor]:
-        """Return a value for each target of each row, 0 where it is no label."""
+        """Return a value for each target of each row, 0 where it is not a label."""
         counts = [int(mask_T.sum()) for mask_T in self.learned]
         return [
             torch.zeros(len(mask_T)).masked_scatter_(mask_T, part.float())

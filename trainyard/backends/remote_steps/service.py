@@ -1,4 +1,4 @@
-"""The eight verbs of a step service, as a protocol: what `session.py` needs of whoever has the weights.
+"""The eight verbs of a step service, as a protocol: what `session.py` needs of the service that has the weights.
 
 Shapes: T tokens of a row.
 """
@@ -63,7 +63,7 @@ class StepService(Protocol):
         """Continue from a saved state."""
 
     def remove(self, path: str) -> None:
-        """Delete a saved state; one that is gone already is no error."""
+        """Delete a saved state; one that is gone already is left alone."""
 
     def export(self, name: str, folder: Path) -> None:
         """Write the weights into `folder` as a PEFT adapter."""

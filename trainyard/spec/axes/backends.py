@@ -70,16 +70,23 @@ class BackendFacts(Facts):
     by_stage: Mapping[str, tuple[Stage, ...]] = field(default_factory=dict)
     """`headless`: stages that multiply by the output layer themselves, so that an adapter on it would not learn;
     `shared_prompts`: stages whose answers to one prompt can lie in one row behind it."""
-    defaults: Mapping[str, object] = field(default_factory=dict)
-    """Setting of an adapter that is left out -> its value here, where that is not its profile's."""
-    remote: bool = False
-    """Whether a service computes: no device of this machine is taken."""
     exports: tuple[Quantization, ...] = ()
     """Formats of the result, next to which a copy in full precision is written."""
     runs_scripts: bool = False
     """Whether `launch.script` names a training script, which then supports what it wants."""
     why: Mapping[str, str] = field(default_factory=dict)
     """Setting or value -> why it is not supported, where that helps."""
+
+    @property
+    def remote(self) -> bool:
+        """Return whether a service computes: no device of this machine is taken."""
+        return not self.devices
+
+    @property
+    def defaults(self) -> dict[str, object]:
+        """Setting of an adapter that is left out -> its value where the tool has one alone, whatever the profile."""
+        settings = ((name.partition("."), values) for name, values in self.settings.items())
+        return {name: values[0] for (group, _, name), values in settings if group == "method" and len(values) == 1}
 
     def is_stage(self, mark: str, stage: Stage) -> bool:
         """Return whether a stage is one of `by_stage`."""
@@ -108,8 +115,6 @@ def step_service(name: str, why: str) -> BackendFacts:
             "hyperparameters.gradient_checkpointing", "launch.on_oom", "method.modules_to_save", "method.layers",
             "method.rslora", "stage.neftune_alpha", "stage.latent", "method.init", "rope", "added_tokens",
         ),
-        defaults={"alpha": SERVICE_ALPHA},
-        remote=True,
         why={
             **dict.fromkeys(("method", "hyperparameters.optimizer"), why),
             "method.alpha": "the service scales every adapter by 32",
