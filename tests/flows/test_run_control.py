@@ -17,7 +17,7 @@ from typing import Any
 
 import chain_shapes as shapes
 import pytest
-from chain_shapes import chain_of, walk_shape
+from chain_shapes import build_chain, walk_shape
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import State, StateType
@@ -325,7 +325,7 @@ def newest_run() -> str:
 
 def test_a_pause_between_two_nodes_lets_the_first_finish_and_starts_no_other(tmp_path: Path) -> None:
     shapes.SLOW.update(a=3.0)
-    chain = chain_of({"a": [], "b": ["a"]}, tmp_path / "texts")
+    chain = build_chain({"a": [], "b": ["a"]}, tmp_path / "texts")
     paused: list[str] = []
 
     def pause(run_id: str) -> None:
@@ -342,7 +342,7 @@ def test_a_pause_between_two_nodes_lets_the_first_finish_and_starts_no_other(tmp
 
 def test_sigterm_schedules_the_run_again(tmp_path: Path) -> None:
     shapes.REPORTING.add("a")
-    chain = chain_of({"a": [], "b": ["a"]}, tmp_path / "texts")
+    chain = build_chain({"a": [], "b": ["a"]}, tmp_path / "texts")
     runs_seen: list[str] = []
 
     def end(run_id: str) -> None:

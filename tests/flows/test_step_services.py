@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.flows.chain_runs import complete_nodes, fill_working_folder, record_of, twice
+from tests.flows.chain_runs import complete_nodes, fill_working_folder, read_record, twice
 from tests.flows.step_service import METHOD, serving_steps
 from tests.small_jobs import Jobs, Ran, train_as_child
 from tests.unit.surfaces.tinker.wire import open_step_session
@@ -69,7 +69,7 @@ def test_a_chain_at_a_service_ends_as_on_the_native_engine(
         )
         assert {node.state for node in result.nodes} <= {NodeState.COMPLETED, NodeState.REUSED}
         assert result.node("trainer").state is NodeState.COMPLETED
-        records[backend] = record_of(result)
+        records[backend] = read_record(result)
         version = AdapterRegistry(settings().adapters).show(f"default/{backend}")
         assert version.name == f"default/{backend}/v1"
     native, remote = ([point[1] for point in records[name]["losses"]] for name in ("native", "tinker"))

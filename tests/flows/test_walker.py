@@ -8,7 +8,7 @@ from typing import Any
 
 import chain_shapes as shapes
 import pytest
-from chain_shapes import chain_of, walk_shape
+from chain_shapes import build_chain, walk_shape
 from prefect import tags
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
@@ -70,7 +70,7 @@ def read_artifacts(state: State[Any]) -> dict[str, Any]:
 
 
 def test_a_diamond_finishes_in_order(documents: Path) -> None:
-    state = walk_shape(chain_of(DIAMOND, documents))
+    state = walk_shape(build_chain(DIAMOND, documents))
     assert state.is_completed()
     assert shapes.MADE[0] == "a"
     assert shapes.MADE[-1] == "d"
@@ -79,14 +79,14 @@ def test_a_diamond_finishes_in_order(documents: Path) -> None:
 
 def test_independent_branches_run_at_once(documents: Path) -> None:
     shapes.SLOW.update(b=0.6, c=0.6)
-    walk_shape(chain_of(DIAMOND, documents))
+    walk_shape(build_chain(DIAMOND, documents))
     (b_start, b_end), (c_start, c_end) = shapes.SPANS["b"], shapes.SPANS["c"]
     assert max(b_start, c_start) < min(b_end, c_end)
 
 
 def test_a_failed_node_costs_only_its_descendants(documents: Path) -> None:
     shapes.FAILING.add("d")
-    state = walk_shape(chain_of(TEN, documents))
+    state = walk_shape(build_chain(TEN, documents))
     assert state.is_failed()
     assert list_states(state) == {
         "a": "completed", "b": "completed", "c": "completed", "d": "failed", "e": "skipped", "f": "skipped",
@@ -96,7 +96,7 @@ def test_a_failed_node_costs_only_its_descendants(documents: Path) -> None:
 
 def test_the_failure_says_what_why_and_what_to_do_next(documents: Path) -> None:
     shapes.FAILING.add("b")
-    state = walk_shape(chain_of(DIAMOND, documents))
+    state = walk_shape(build_chain(DIAMOND, documents))
     assert state.message is not None
     assert state.message.splitlines() == [
         "1 of 4 nodes failed: b.",
@@ -109,7 +109,7 @@ def test_the_failure_says_what_why_and_what_to_do_next(documents: Path) -> None:
 
 def test_a_gate_that_says_no_completes_the_run_and_lists_why(documents: Path) -> None:
     shapes.CLOSED.add("b")
-    state = walk_shape(chain_of(DIAMOND, documents))
+    state = walk_shape(build_chain(DIAMOND, documents))
     assert (state.is_completed(), state.name) == (True, "NotDeployed")
     assert run_state(state) == (JobState.COMPLETED, "not deployed")
     result = read_run_result(state)
@@ -129,7 +129,7 @@ def test_a_gate_that_says_no_completes_the_run_and_lists_why(documents: Path) ->
 def test_a_gate_that_says_no_does_not_hide_a_failure(documents: Path) -> None:
     shapes.CLOSED.add("b")
     shapes.FAILING.add("c")
-    state = walk_shape(chain_of(DIAMOND, documents))
+    state = walk_shape(build_chain(DIAMOND, documents))
     result = read_run_result(state)
     assert (state.is_failed(), result.detail, result.exit_code) == (True, "", 1)
     assert "1 of 4 nodes failed: c." in result.message
@@ -138,7 +138,7 @@ def test_a_gate_that_says_no_does_not_hide_a_failure(documents: Path) -> None:
 
 def test_a_gate_decides_again_in_the_next_run(documents: Path) -> None:
     shapes.CLOSED.add("a")
-    chain = chain_of({"a": []}, documents)
+    chain = build_chain({"a": []}, documents)
     assert walk_shape(chain).name == "NotDeployed"
     assert walk_shape(chain).name == "NotDeployed"
     shapes.CLOSED.clear()
@@ -147,56 +147,56 @@ def test_a_gate_decides_again_in_the_next_run(documents: Path) -> None:
 
 def test_a_fault_of_ours_is_a_failed_node_too(documents: Path) -> None:
     shapes.CRASHING.add("b")
-    state = walk_shape(chain_of(DIAMOND, documents))
+    state = walk_shape(build_chain(DIAMOND, documents))
     assert list_states(state) == {"a": "completed", "b": "failed", "c": "completed", "d": "skipped"}
     assert "ZeroDivisionError" in read_run_result(state).node("b").message
 
 
 def test_finished_nodes_are_reused_by_the_next_run(documents: Path) -> None:
     shapes.FAILING.add("d")
-    walk_shape(chain_of(DIAMOND, documents))
+    walk_shape(build_chain(DIAMOND, documents))
     shapes.reset()
-    state = walk_shape(chain_of(DIAMOND, documents))
+    state = walk_shape(build_chain(DIAMOND, documents))
     assert shapes.MADE == ["d"]
     assert list_states(state) == {"a": "reused", "b": "reused", "c": "reused", "d": "completed"}
     assert state.message == "4 nodes finished, 3 of them reused."
 
 
 def test_a_changed_file_is_read_again(documents: Path) -> None:
-    walk_shape(chain_of({"a": []}, documents))
+    walk_shape(build_chain({"a": []}, documents))
     (documents / "one.md").write_text("# One\n\nOther text.")
-    walk_shape(chain_of({"a": []}, documents))
+    walk_shape(build_chain({"a": []}, documents))
     assert shapes.MADE == ["a", "a"]
 
 
 def test_the_tag_refresh_makes_everything_anew(documents: Path) -> None:
-    walk_shape(chain_of(DIAMOND, documents))
+    walk_shape(build_chain(DIAMOND, documents))
     with tags("refresh"):
-        state = walk_shape(chain_of(DIAMOND, documents))
+        state = walk_shape(build_chain(DIAMOND, documents))
     assert state.message == "4 nodes finished."
     assert len(shapes.MADE) == 8
 
 
 def test_a_run_from_a_node_makes_it_and_what_is_after_it_anew(documents: Path) -> None:
-    walk_shape(chain_of(DIAMOND, documents))
+    walk_shape(build_chain(DIAMOND, documents))
     shapes.MADE.clear()
     with tags("refresh-from:b"):
-        state = walk_shape(chain_of(DIAMOND, documents))
+        state = walk_shape(build_chain(DIAMOND, documents))
     assert sorted(shapes.MADE) == ["b", "d"]
     assert list_states(state) == {"a": "reused", "b": "completed", "c": "reused", "d": "completed"}
 
 
 def test_changed_bytes_in_the_store_fail_the_node(documents: Path) -> None:
-    state = walk_shape(chain_of({"a": []}, documents))
+    state = walk_shape(build_chain({"a": []}, documents))
     output = next(iter(read_run_result(state).node("a").outputs.values()))
     (output.path / "text").write_text("changed")
-    again = walk_shape(chain_of({"a": []}, documents))
+    again = walk_shape(build_chain({"a": []}, documents))
     assert again.is_failed()
     assert "E-CORRUPT" in (again.message or "")
 
 
 def test_a_run_keeps_its_name_and_is_tagged(documents: Path) -> None:
-    chain = chain_of({"a": []}, documents)
+    chain = build_chain({"a": []}, documents)
     with tags("mine"):
         state = walk_shape(chain)
     run = read_run(state)
@@ -207,7 +207,7 @@ def test_a_run_keeps_its_name_and_is_tagged(documents: Path) -> None:
 
 def test_plan_progress_and_report_are_artifacts(documents: Path) -> None:
     shapes.FAILING.add("b")
-    artifacts = read_artifacts(walk_shape(chain_of(DIAMOND, documents)))
+    artifacts = read_artifacts(walk_shape(build_chain(DIAMOND, documents)))
     assert set(artifacts) == {"shape-plan", "shape-progress", "shape-report"}
     assert artifacts["shape-progress"].data == 100
     assert "| b | failed |" in artifacts["shape-report"].data
@@ -217,14 +217,14 @@ def test_plan_progress_and_report_are_artifacts(documents: Path) -> None:
 def test_the_page_of_the_run_in_the_dashboard_is_a_link(documents: Path) -> None:
     service = Service(os.getpid(), process_start(), url="http://127.0.0.1:8898", name="api")
     write_record(record_path(settings(), "api"), service)
-    state = walk_shape(chain_of({"a": []}, documents))
+    state = walk_shape(build_chain({"a": []}, documents))
     run_id = str(state.state_details.flow_run_id)
     assert f"(http://127.0.0.1:8898/dashboard/jobs/{run_id})" in read_artifacts(state)["shape-dashboard"].data
 
 
 def test_events_tell_the_story(documents: Path) -> None:
     shapes.FAILING.add("b")
-    state = walk_shape(chain_of(DIAMOND, documents))
+    state = walk_shape(build_chain(DIAMOND, documents))
     folder = settings().runs / str(state.state_details.flow_run_id)
     events = {(event["node"], event["event"]) for event in read_events(folder)}
     assert {("a", "finished"), ("b", "started"), ("b", "failed"), ("d", "skipped")} <= events
@@ -232,7 +232,7 @@ def test_events_tell_the_story(documents: Path) -> None:
 
 def test_skipped_tasks_are_not_ready_in_prefect(documents: Path) -> None:
     shapes.FAILING.add("a")
-    state = walk_shape(chain_of({"a": [], "b": ["a"]}, documents))
+    state = walk_shape(build_chain({"a": [], "b": ["a"]}, documents))
 
     async def read() -> dict[str, str]:
         async with get_client() as client:

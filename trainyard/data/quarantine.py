@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 QUARANTINE_FILE, REPORT_FILE = "quarantine.jsonl", "report.json"
+FIRST_BAD_ROWS = 3
+"""Bad rows that an error names."""
 ROW_CHARS = 2000
 ROWS_WITH_TEXT = 10_000
 MAX_NAMES = 100
@@ -65,6 +68,13 @@ class Balance:
         }
 
 
+def describe_first(path: Path) -> str:
+    """Return the first three bad rows of a quarantine file, in words."""
+    with path.open("rb") as lines:
+        rows = [msgspec.json.decode(line) for line in islice(lines, FIRST_BAD_ROWS)]
+    return "; ".join(f"{row['source']} {row['reason']} ({row['detail']})" for row in rows)
+
+
 class Quarantine:
     """The open quarantine file of one set."""
 
@@ -81,7 +91,7 @@ class Quarantine:
         """Write one bad row and count it as read and dropped."""
         self.balance.read += 1
         self.balance.dropped[bad.reason] += 1
-        if len(self.first) < 3:
+        if len(self.first) < FIRST_BAD_ROWS:
             self.first.append(f"{source}:{line} {bad.reason} ({bad.detail})")
         entry: dict[str, object] = {"line": line, "offset": offset, "source": f"{source}:{line}"}
         entry |= {"reason": bad.reason, "detail": make_printable(bad.detail)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from validating import Validated, block, labelled, preference, qa, run
+from validating import Validated, block, make_labelled, preference, qa, run
 
 from trainyard.data.quality.decontamination import HeldOutIndex, load_evaluation_sets, look_up, task_texts
 from trainyard.data.rows import Message, SftRow, TextRow
@@ -101,7 +101,11 @@ def test_other_shapes(tmp_path: Path) -> None:
         preference("f", doc_id="j"),
     ]
     assert decontaminate(tmp_path / "2", sides).facts["dropped"] == {"contaminated_unseen_documents": 1}
-    marked = [labelled("a", RUN, doc_id="h", split=HELD), labelled("a", "b", doc_id="i"), labelled("f", doc_id="j")]
+    marked = [
+        make_labelled("a", RUN, doc_id="h", split=HELD),
+        make_labelled("a", "b", doc_id="i"),
+        make_labelled("f", doc_id="j"),
+    ]
     assert decontaminate(tmp_path / "3", marked).facts["dropped"] == {"contaminated_unseen_documents": 1}
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from validating import block, labelled, preference, qa, run, sieve
+from validating import block, make_labelled, preference, qa, run, sieve
 
 from trainyard.data.quality import duplicates
 from trainyard.data.quality.duplicates import Shingles, bands, identities, jaccard
@@ -68,8 +68,8 @@ def test_exact_duplicates_can_be_kept(tmp_path: Path) -> None:
         (qa("a", "b"), SftRow([Message("user", "a"), Message("assistant", "b", "[]")]), False),
         (preference("a", "b", "c"), preference("a", "b", "c"), True),
         (preference("a", "b", "c"), preference("a", "c", "b"), False),
-        (labelled("a", "b", True), labelled("a", "b", False), True),
-        (labelled("a", "b"), labelled("a", "c"), False),
+        (make_labelled("a", "b", True), make_labelled("a", "b", False), True),
+        (make_labelled("a", "b"), make_labelled("a", "c"), False),
         (TextRow("a"), TextRow("a", source="s"), True),
         (TextRow("a"), TextRow("a "), False),
     ],
@@ -204,7 +204,9 @@ def test_near_duplicates_of_each_shape(tmp_path: Path) -> None:
     assert count_dropped(tmp_path / "text", [TextRow(answer), TextRow(same)]) == {"near_duplicate": 1}
     rows = [preference("q?", answer, "bad"), preference("q?", same, "bad")]
     assert count_dropped(tmp_path / "pref", rows) == {"near_duplicate": 1}
-    assert count_dropped(tmp_path / "kto", [labelled("q?", answer), labelled("q?", same)]) == {"near_duplicate": 1}
+    assert count_dropped(tmp_path / "kto", [make_labelled("q?", answer), make_labelled("q?", same)]) == {
+        "near_duplicate": 1
+    }
 
 
 def test_the_quarantine_names_the_row_that_is_repeated(tmp_path: Path) -> None:

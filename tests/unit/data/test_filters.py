@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from validating import LOOSE, PORTS, block, labelled, preference, qa, run, sieve
+from validating import LOOSE, PORTS, block, make_labelled, preference, qa, run, sieve
 
 from trainyard.data.quality.filters import check_format, check_schema, quality, row_validator
 from trainyard.data.quality.row_schemas import MOST_BREACHES, RowSchema
@@ -34,7 +34,7 @@ BAD_FORMAT: list[tuple[str, Row]] = [
     ("chosen_equals_rejected", preference("a", "same", " same\n")),
     ("empty_content", preference("a", "b", "")),
     ("empty_content", preference("", "b", "c")),
-    ("empty_content", labelled("a", "\t")),
+    ("empty_content", make_labelled("a", "\t")),
     ("empty_content", TextRow(" \n ")),
     ("empty_content", TextRow("")),
 ]
@@ -44,8 +44,8 @@ GOOD_FORMAT: list[Row] = [
     chat(("user", "a"), ("assistant", "", CALL)),
     chat(("user", "a"), ("assistant", "", CALL), ("tool", ""), ("assistant", "b")),
     preference(),
-    labelled(),
-    labelled(label=False),
+    make_labelled(),
+    make_labelled(label=False),
     TextRow("text"),
 ]
 
@@ -80,7 +80,7 @@ def test_sides_that_differ_in_a_call_only_are_two(tmp_path: Path) -> None:
 
 
 def test_a_missing_label(tmp_path: Path) -> None:
-    rows_block = block([labelled(), labelled("b?")])
+    rows_block = block([make_labelled(), make_labelled("b?")])
     rows_block.batch = rows_block.batch.set_column(
         rows_block.batch.schema.get_field_index("label"), "label", pa.array([None, False], pa.bool_())
     )
@@ -212,8 +212,8 @@ def test_several_broken_rules_count_once(tmp_path: Path) -> None:
 def test_calls_and_bad_completions_are_not_judged(tmp_path: Path) -> None:
     rules = {"min_answer_chars": 5}
     assert reasons(tmp_path, chat(("user", "a"), ("assistant", "", CALL)), **rules) == {}
-    assert reasons(tmp_path, labelled("a", "no", label=False), **rules) == {}
-    assert reasons(tmp_path, labelled("a", "no", label=True), **rules) == {"answer_too_short": 1}
+    assert reasons(tmp_path, make_labelled("a", "no", label=False), **rules) == {}
+    assert reasons(tmp_path, make_labelled("a", "no", label=True), **rules) == {"answer_too_short": 1}
 
 
 def test_the_rejected_side_is_not_judged(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from validating import labelled, qa, run
+from validating import make_labelled, qa, run
 
 from trainyard.data.quality.filters import share_found
 from trainyard.data.rows import ROWS_FILE, DocumentRow, SftRow, write_rows
@@ -50,7 +50,7 @@ def test_the_quarantine_says_how_much_was_found(tmp_path: Path, documents: Path)
 
 
 def test_completions_are_compared_too(tmp_path: Path, documents: Path) -> None:
-    rows = [labelled("q", "a chain", doc_id="d1"), labelled("q", "fish", doc_id="d1")]
+    rows = [make_labelled("q", "a chain", doc_id="d1"), make_labelled("q", "fish", doc_id="d1")]
     assert run(rows, tmp_path, documents=documents, grounding=0.5).facts["dropped"] == {"ungrounded": 1}
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import ipc
 from tokenizers import Tokenizer
-from validating import PORTS, block, by_words, labelled, preference, qa, run, sieve
+from validating import PORTS, block, count_words, make_labelled, preference, qa, run, sieve
 
 from trainyard.data.quality.blocks import read_blocks
 from trainyard.data.quality.lengths import count_tokens, length, load_token_counter, longest_fit, whole_words
@@ -20,17 +20,17 @@ TEN = "one two three four five six seven eight nine ten"
 
 
 def test_counts_of_each_shape() -> None:
-    assert count_tokens(block([qa("a b", "c"), qa("a", "b")]), by_words).tolist() == [3, 2]
-    assert count_tokens(block([preference("a", "b", "c d e")]), by_words).tolist() == [4]
-    assert count_tokens(block([labelled("a b", "c")]), by_words).tolist() == [3]
-    assert count_tokens(block([TextRow("a b c")]), by_words).tolist() == [3]
+    assert count_tokens(block([qa("a b", "c"), qa("a", "b")]), count_words).tolist() == [3, 2]
+    assert count_tokens(block([preference("a", "b", "c d e")]), count_words).tolist() == [4]
+    assert count_tokens(block([make_labelled("a b", "c")]), count_words).tolist() == [3]
+    assert count_tokens(block([TextRow("a b c")]), count_words).tolist() == [3]
 
 
 def test_tool_schemas_count() -> None:
-    assert count_tokens(block([qa("a", "b", tools="t u v"), qa("a", "b")]), by_words).tolist() == [5, 2]
+    assert count_tokens(block([qa("a", "b", tools="t u v"), qa("a", "b")]), count_words).tolist() == [5, 2]
 
 
-@pytest.mark.parametrize("row", [qa("a", TEN), preference("a", TEN, "b"), labelled("a", TEN), TextRow(f"a {TEN}")])
+@pytest.mark.parametrize("row", [qa("a", TEN), preference("a", TEN, "b"), make_labelled("a", TEN), TextRow(f"a {TEN}")])
 def test_too_long_rows_are_dropped(tmp_path: Path, row: Row) -> None:
     rules = sieve(tmp_path, PORTS[type(row)], max_tokens=10)
     assert len(length(block([row]), rules)) == 0
@@ -77,7 +77,7 @@ def test_truncate_cuts_each_side_of_a_preference(tmp_path: Path) -> None:
 
 def test_truncate_cuts_completions_and_texts(tmp_path: Path) -> None:
     assert (
-        run([labelled("a", TEN)], tmp_path / "1", max_tokens=8, too_long="truncate")
+        run([make_labelled("a", TEN)], tmp_path / "1", max_tokens=8, too_long="truncate")
         .kept_rows[0]
         .completion[0]
         .content.endswith("seven")
@@ -111,15 +111,15 @@ def test_an_empty_block_stays(tmp_path: Path) -> None:
 @given(st.lists(st.text("ab \n", min_size=1, max_size=60), max_size=5), st.integers(0, 12))
 def test_the_longest_beginning_that_fits(texts: list[str], limit: int) -> None:
     for text, beginning in zip(
-        texts, longest_fit(texts, lambda _, part: part, [limit] * len(texts), by_words), strict=True
+        texts, longest_fit(texts, lambda _, part: part, [limit] * len(texts), count_words), strict=True
     ):
         if beginning is None:
             assert limit == 0
             assert not text[0].isspace()
         else:
             assert text.startswith(beginning)
-            assert by_words([beginning])[0] <= limit
-            assert by_words([beginning])[0] >= min(limit, by_words([text])[0]) - 1
+            assert count_words([beginning])[0] <= limit
+            assert count_words([beginning])[0] >= min(limit, count_words([text])[0]) - 1
 
 
 @pytest.mark.parametrize(

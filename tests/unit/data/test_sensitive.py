@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from validating import block, labelled, preference, qa, run, sieve
+from validating import block, make_labelled, preference, qa, run, sieve
 
 from nodes.summaries import balance
 from trainyard.data.quality.detectors import detectors, luhn
@@ -278,7 +278,9 @@ def test_both_sides_of_a_preference_completions_and_texts_are_masked(tmp_path: P
     (masked,) = run([pair], tmp_path / "pair", sensitive="mask").kept_rows
     sides = [side[0].content for side in (masked.prompt, masked.chosen, masked.rejected)]
     assert sides == ["Mail [EMAIL]?", "Yes, [EMAIL].", "No, [PHONE]."]
-    (masked,) = run([labelled(f"{MAIL}?", f"{CARD}", label=False)], tmp_path / "labelled", sensitive="mask").kept_rows
+    (masked,) = run(
+        [make_labelled(f"{MAIL}?", f"{CARD}", label=False)], tmp_path / "labelled", sensitive="mask"
+    ).kept_rows
     assert (masked.prompt[0].content, masked.completion[0].content, masked.label) == ("[EMAIL]?", "[CARD]", False)
     (masked,) = run([TextRow(f"Dear {MAIL},\n{PRIVATE}")], tmp_path / "text", sensitive="mask").kept_rows
     assert masked.text == "Dear [EMAIL],\n[PRIVATE_KEY]"

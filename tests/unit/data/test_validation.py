@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from validating import LOOSE, PORTS, Validated, by_words, heldout_documents, labelled, preference, qa, run, sieve
+from validating import (
+    LOOSE,
+    PORTS,
+    Validated,
+    count_words,
+    heldout_documents,
+    make_labelled,
+    preference,
+    qa,
+    run,
+    sieve,
+)
 
 from trainyard.data.quality.blocks import Block, RowLedger, read_blocks
 from trainyard.data.quality.sets import KeptRows, RowStatus
@@ -152,7 +163,7 @@ def test_as_many_documents_as_the_rows_need(tmp_path: Path) -> None:
 def test_other_shapes_are_held_out(tmp_path: Path) -> None:
     makers: list[Any] = [
         lambda n: preference(f"q{n}?", doc_id=f"d{n // 2}"),
-        lambda n: labelled(f"q{n}?", doc_id=f"d{n // 2}"),
+        lambda n: make_labelled(f"q{n}?", doc_id=f"d{n // 2}"),
         lambda n: TextRow(f"text {n}", doc_id=f"d{n // 2}"),
     ]
     for index, maker in enumerate(makers):
@@ -274,7 +285,9 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
     write_rows(tmp_path / "in" / "rows.arrow", Port.SFT, [qa(f"q{n}") for n in range(9)])
     progress: list[tuple[float, str]] = []
     source = Reference(uri=f"file://{tmp_path / 'in'}", sha256="", kind=Port.SFT)
-    validate(ValidatorConfig(**LOOSE), source, tmp_path / "out", tokens=by_words, report=lambda *x: progress.append(x))
+    validate(
+        ValidatorConfig(**LOOSE), source, tmp_path / "out", tokens=count_words, report=lambda *x: progress.append(x)
+    )
     fractions = [fraction for fraction, _ in progress]
     assert fractions == sorted(fractions)
     assert [text for _, text in progress] == [
@@ -297,7 +310,7 @@ def test_the_origin_of_the_gold_is_named(tmp_path: Path) -> None:
     ]:
         source = Reference(uri=f"file://{tmp_path / 'in'}", sha256="", kind=Port.SFT, facts=facts)
         config = ValidatorConfig(**LOOSE)
-        validated = validate(config, source, tmp_path / gold, tokens=by_words, report=lambda *_: None)
+        validated = validate(config, source, tmp_path / gold, tokens=count_words, report=lambda *_: None)
         assert validated.facts["gold"] == gold
 
 
@@ -416,7 +429,7 @@ SFT = st.one_of(
 SETS = st.one_of(
     st.lists(SFT, min_size=1, max_size=24),
     st.lists(st.builds(preference, SENTENCE, SENTENCE, SENTENCE, **ORIGIN), min_size=1, max_size=16),
-    st.lists(st.builds(labelled, SENTENCE, SENTENCE, st.booleans(), **ORIGIN), min_size=1, max_size=16),
+    st.lists(st.builds(make_labelled, SENTENCE, SENTENCE, st.booleans(), **ORIGIN), min_size=1, max_size=16),
     st.lists(st.builds(TextRow, SENTENCE, **ORIGIN), min_size=1, max_size=16),
 )
 CONFIGS = st.fixed_dictionaries(

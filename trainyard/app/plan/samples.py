@@ -22,6 +22,7 @@ from trainyard.callbacks import ignore
 from trainyard.data.limited.requests import ParseRequest
 from trainyard.data.limited.service import keep_service
 from trainyard.data.paths import data_roots, open_inside, resolve_inside
+from trainyard.data.quarantine import QUARANTINE_FILE, describe_first
 from trainyard.data.rows import ROWS_FILE
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, Reason, TrainyardError, Unavailable, to_reason
@@ -270,7 +271,7 @@ class Reading:
         scale = 1.0
         if not is_whole(config, outputs, most):
             scale = self.extrapolate(node, config, outputs)
-        self.judge(node, config, outputs, whole=scale == 1.0)
+        self.judge(node, config, outputs, folder, whole=scale == 1.0)
         self.keep(node, folder, outputs, scale)
 
     @contextmanager
@@ -303,7 +304,13 @@ class Reading:
         return max(1.0 + 1e-9, lines / max(1, rows))
 
     def judge(
-        self, node: ResolvedNode, config: DataSourceConfig, outputs: Mapping[Port, ProducedSet], *, whole: bool
+        self,
+        node: ResolvedNode,
+        config: DataSourceConfig,
+        outputs: Mapping[Port, ProducedSet],
+        folder: Path,
+        *,
+        whole: bool,
     ) -> None:
         """Refuse what the run refuses: too many bad rows."""
         for port, produced in outputs.items():
@@ -320,6 +327,7 @@ class Reading:
             if not whole:
                 self.note(node.id, f"of the rows that were read: {problem}")
                 continue
+            problem += f" The first: {describe_first(folder / produced.folder / QUARANTINE_FILE)}."
             raise InvalidInput(problem, do="Correct the rows, or raise max_bad_fraction.", code="E-DATA-BAD-ROWS")
 
     # Generators and validators

@@ -2,7 +2,8 @@
 
 A stage scores a batch by `label_logprobs(model, …)`. Here the model is a `ServiceModel`, which asks the service and
 hands the answer out as leaves of a graph: the gradient of a loss stops there, and is what the service needs for
-its own backward pass.
+its own
+backward pass.
 
 Shapes: B rows, T positions, N labelled positions.
 """

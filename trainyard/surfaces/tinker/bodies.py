@@ -222,7 +222,7 @@ def dense_of_json(name: str, tensor: TensorData) -> np.ndarray:
 
 
 def to_array(name: str, values: Sequence[float], dtype: type[np.generic]) -> np.ndarray:
-    """Return numbers of a JSON body. Raises `InvalidInput` (`E-REQUEST-REFUSED`) for one outside the range of the type."""
+    """Return numbers of a JSON body. Raises `InvalidInput` (`E-REQUEST-REFUSED`) for one out of range of the type."""
     try:
         with np.errstate(over="ignore"):
             array = np.array(values, dtype=dtype)
