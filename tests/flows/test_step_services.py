@@ -13,15 +13,14 @@ import psutil
 import pytest
 
 from tests.flows.chain_runs import complete_nodes, fill_working_folder, read_record, twice
-from tests.flows.step_service import METHOD, serving_steps
+from tests.flows.step_service import METHOD, open_step_session, serving_steps
 from tests.small_jobs import Jobs, Ran, train_as_child
-from tests.unit.surfaces.tinker.wire import open_step_session
 from trainyard.app.run_records import NodeState
 from trainyard.backends.job import TrainingJob, find_step_service
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import TrainyardError
-from trainyard.settings import load_settings, settings
+from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry
 
@@ -35,13 +34,13 @@ CLOSE = 1e-5
 def step_home(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Path]:
     """The home of an open step session."""
     home = tmp_path_factory.mktemp("service")
-    with open_step_session(load_settings(home=home, threads=1), tiny_model):
+    with open_step_session(home, tiny_model):
         yield home
 
 
 @pytest.fixture
-def service(step_home: Path) -> Iterator[str]:
-    with serving_steps(step_home) as url:
+def service(step_home: Path, tiny_model: Path) -> Iterator[str]:
+    with serving_steps(step_home, tiny_model) as url:
         yield url
 
 
