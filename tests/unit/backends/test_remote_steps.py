@@ -16,6 +16,8 @@ from trainyard.backends.remote_steps.backend import StepProgram
 from trainyard.backends.remote_steps.client import TinkerService, require_own_host, service_errors
 from trainyard.backends.remote_steps.session import RemoteSession, RemoteState
 from trainyard.errors import Conflict, Corrupt, Denied, TrainyardError
+from trainyard.inherited import KEYS_ELSEWHERE, is_key_missing, service_environment
+from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.testing.step_service import StepServiceDouble
@@ -212,3 +214,14 @@ def test_a_missing_key_and_an_earlier_adapter_are_refused(
     assert find_address(job).key == "tml-1"
     (reason,) = program.reasons(job.model_copy(update={"adapter": str(tmp_path)}))
     assert reason.code == "R-ADAPTER"
+
+
+def test_the_key_reaches_the_worker_and_no_other_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-1")
+    worker, api = (service_environment(name, load_settings(home=tmp_path)) for name in ("worker", "api"))
+    assert worker["TINKER_API_KEY"] == "tml-1"
+    assert "tml-1" not in api.values()
+    monkeypatch.delenv("TINKER_API_KEY")
+    assert is_key_missing("TINKER_API_KEY")
+    monkeypatch.setenv(KEYS_ELSEWHERE, api[KEYS_ELSEWHERE])  # the API cannot know, and does not refuse
+    assert not is_key_missing("TINKER_API_KEY")
