@@ -173,7 +173,8 @@ def age_line(as_of: float | None) -> list[str]:
     if as_of is None:
         return []
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(as_of))
-    return [f"as of {at}: since then the Prefect server has not answered; `trainyard up` starts it, and its jobs continue"]
+    missing = "since then the Prefect server has not answered; `trainyard up` starts it, and its jobs continue"
+    return [f"as of {at}: {missing}"]
 
 
 def job_state(job: Any) -> str:
