@@ -77,7 +77,7 @@ def run_once(spec: ChainSpec, settings: Settings, folder: Path) -> float:
     node, looks = chain.node("trainer"), find_results(chain, settings)
     assert isinstance(node.config, TrainerConfig)
     finished = FinishedNodes(chain, {}, {name: look.key for name, look in looks.items()})
-    data = probe_data(finished, node, folder, settings)
+    data = probe_data(finished, node, folder, settings, None)
     job = prepare_job(
         node.config.model_copy(update={"reuse": False}),
         str(node.config.base_model),

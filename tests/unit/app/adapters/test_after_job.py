@@ -170,7 +170,7 @@ def test_the_next_commands_have_real_names(yard: Yard) -> None:
     assert result.next == (
         "trainyard chat desk-1f2e3d4c",
         "trainyard serve desk-1f2e3d4c",
-        "trainyard adapters register desk-1f2e3d4c --role desk --promote",
+        "trainyard adapters register desk-1f2e3d4c --role desk --promote  # nothing was held out and evaluated",
         "trainyard adapters convert desk-1f2e3d4c desk.gguf --to gguf",
         "trainyard adapters merge desk-1f2e3d4c desk-merged",
     )
