@@ -1,7 +1,7 @@
 """Requests of every kind over the Tinker wire, valid and not: none may fail the service.
 
 JSON comes from schemathesis, with the bodies that the routes read; protobuf from hypothesis, as whole messages and as
-bytes of one that are damaged. A real step session with the tiny model carries out what is accepted.
+bytes of one that are damaged. A real step session with the tiny model runs accepted requests.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read_schema(model: Any, schemas: dict[str, Any], ids: dict[str, str]) -> dic
         for name, field in part.get("properties", {}).items():
             part["properties"][name] = sometimes(ids.get(name), field)
     sampling = parts.get("SamplingParams", {}).get("properties", {})
-    if sampling:  # what is accepted is carried out
+    if sampling:  # accepted requests are run
         sampling["max_tokens"] = {"type": "integer", "minimum": -1, "maximum": 4}
         schema["properties"]["num_samples"] = {"type": "integer", "minimum": -1, "maximum": 2}
     schemas.update(parts)

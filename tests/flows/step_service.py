@@ -14,7 +14,7 @@ from tests.unit.backends.session_host import HostedSession, host_session, make_r
 from trainyard.settings import load_settings, settings
 
 METHOD = {"type": "lora", "rank": 8, "alpha": 32.0, "dropout": 0.0, "target_modules": "all-linear"}
-"""What the step session trains, as a native trainer says it."""
+"""The method of the step session, as a native trainer names it."""
 
 
 def open_step_session(home: Path, model: Path) -> AbstractContextManager[HostedSession]:

@@ -398,7 +398,7 @@ class ChatShape(AnswerShape):
     last_part: Mapping[str, Any] = {"delta": {}}
 
     def __init__(self, body: ChatRequest, engine: ModelRunner, reader: TurnReader) -> None:
-        """Where tools are offered a stream sends an answer whole, as nobody can say before its end whether its text is
+        """Where tools are offered a stream sends an answer whole: only its end shows whether its text is
         a call.
         """
         super().__init__(body, engine)

@@ -76,9 +76,9 @@ class Generation:
     frequency_penalty: float = 0.0
     """What each occurrence of a token in the answer so far takes off its logit."""
     presence_penalty: float = 0.0
-    """What the first occurrence takes off."""
+    """Subtracted from the logit at the first occurrence."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Token -> what is added to its logit."""
+    """Token -> bias of its logit."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     finish_reason: str = "length"
 

@@ -2,7 +2,7 @@
 
 Its model is a table of bigrams, so that a step takes no time and every number can be worked out by hand: the logits of
 the next token are the row of the last one. It moves them by AdamW as the service's wire says, keeps states by path,
-counts what it was asked for, and can lose the answer of a request.
+counts its requests, and can lose the answer of a request.
 
     double = StepServiceDouble(vocabulary=16)
     TinkerService(address, config, tokenizer, "job", service=double)
@@ -41,7 +41,7 @@ class StepServiceDouble:
         """Path -> weights and state of the optimizer."""
         self.clients: list[TrainingDouble] = []
         self.status = ""
-        """What the session was closed with."""
+        """The argument of the close."""
 
     def create_lora_training_client(self, base_model: str, **options: SdkPart) -> Reply:
         """Open an adapter that changes nothing yet; `options` are recorded."""
@@ -141,7 +141,7 @@ class TrainingDouble:
         return answered(tinker.types.SaveWeightsResponse(path=path))
 
     def save_weights_and_get_sampling_client(self) -> Reply:
-        """Return what samples with the weights as they are now: greedily, whatever it is asked for."""
+        """Return a sampler of the weights as they are now; it samples greedily under any settings."""
         self.service.calls["sampler"] += 1
         return answered(SamplingDouble(self.logits_VV.detach().clone()))
 

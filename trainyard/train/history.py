@@ -56,6 +56,23 @@ class Evaluations:
         metrics = self.at(step)
         return metrics[metric] if metrics is not None and math.isfinite(metrics[metric]) else None
 
+    def record(self, settings: EvalSettings, *, rows: int, last: int, total_steps: int) -> dict[str, object]:
+        """Return the results of a training that ended at step `last`, and which step its result is of.
+
+        `rows` is the number of evaluated rows.
+        """
+        best = self.best_step(settings.metric)
+        return {
+            "rows": rows,
+            "metric": settings.metric.value,
+            "best_step": best,
+            "best": self.at(best) if best is not None else None,
+            "last": self.at(last),
+            "result_step": best if settings.load_best and best is not None else last,
+            "stopped_early": self.ended and last < total_steps,
+            "found": self.found,
+        }
+
 
 def choose_comparison(metric: EvalMetric) -> Best:
     """`min` or `max`, whichever chooses the better value."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,9 @@ import torch
 from fastapi.testclient import TestClient
 
 from tests.unit.data.renderers.toys import toy
-from trainyard.serve.answers import Answers
+from tests.unit.serve.template_server import serve_template
 from trainyard.serve.calls import ThoughtReader, TurnReader
-from trainyard.serve.inference import Generation, ModelRunner, Step, TextWriter, Worker, shift_logits
-from trainyard.serve.served import ServedBase, ServedModels
-from trainyard.serve.server import build_app
-from trainyard.stores.models import ModelSource
+from trainyard.serve.inference import Generation, Step, TextWriter, shift_logits
 
 NAME, CHAT = "acme/thinker", "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "What is a chain?"}]
@@ -87,15 +83,8 @@ def test_a_stop_text_ends_both() -> None:
 
 @pytest.fixture(scope="module")
 def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("served") / "model"
-    shutil.copytree(tiny_model, folder)
-    engine, worker = ModelRunner(folder), Worker()
-    engine.tokenizer.chat_template = OPENS
-    served = ServedModels([ServedBase(ModelSource(NAME, folder, "0" * 64), engine, worker)], [])
-    app = build_app(served, Answers(served, max_tokens=100), token=None, hosts=["testserver"])
-    with TestClient(app) as test_client:
+    with serve_template(tiny_model, tmp_path_factory.mktemp("served") / "model", NAME, OPENS) as test_client:
         yield test_client
-    worker.stop()
 
 
 def chat(client: TestClient, **more: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from trainyard.serve.answers import Answers
-from trainyard.serve.inference import ModelRunner, Worker
+from tests.unit.serve.template_server import serve_template
 from trainyard.serve.protocol import MAX_CHOICES
-from trainyard.serve.served import ServedBase, ServedModels
-from trainyard.serve.server import build_app
-from trainyard.stores.models import ModelSource
 
 NAME = "acme/tiny"
 CHAT, TEXT, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
@@ -38,15 +33,8 @@ WITH_TOOLS = (
 @pytest.fixture(scope="module")
 def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """The server over a model whose chat template has a place for tools."""
-    folder = tmp_path_factory.mktemp("served") / "model"
-    shutil.copytree(tiny_model, folder)
-    engine, worker = ModelRunner(folder), Worker()
-    engine.tokenizer.chat_template = WITH_TOOLS
-    served = ServedModels([ServedBase(ModelSource(NAME, folder, "0" * 64), engine, worker)], [])
-    app = build_app(served, Answers(served, max_tokens=100), token=None, hosts=["testserver"])
-    with TestClient(app) as test_client:
+    with serve_template(tiny_model, tmp_path_factory.mktemp("served") / "model", NAME, WITH_TOOLS) as test_client:
         yield test_client
-    worker.stop()
 
 
 def chat(client: TestClient, **more: Any) -> dict[str, Any]:

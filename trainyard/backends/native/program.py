@@ -41,7 +41,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.estimate.shape import ModelShape
-from trainyard.spec.training import TrainerConfig
+from trainyard.spec.training import EvalSettings, TrainerConfig
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoint.checkpoints import require_space
 from trainyard.train.checkpoint.mirror import find_step
@@ -349,7 +349,7 @@ def training_record(run: NativeRun, seconds: float) -> JsonObject:
         "steps": count_done(run.session),
         "skipped_steps": run.session.skipped,
         "epochs": (count_done(run.session) if evaluations.ended else run.total_steps) / run.feed.plan.steps_per_epoch,
-        **({"evaluation": evaluation_record(run)} if run.job.config.eval else {}),
+        **({"evaluation": evaluation_record(run, held_out)} if (held_out := run.job.config.eval) else {}),
         **({"rollouts": rollouts} if (rollouts := summarize_rollouts(run.progress.kept)) else {}),
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
         "launch": run.session.parallelism.layout,
@@ -364,21 +364,12 @@ def explain_standstill(run: NativeRun) -> str:
     return frame.explain_standstill(run.progress.losses, done, run.session.skipped, rollouts)
 
 
-def evaluation_record(run: NativeRun) -> dict[str, object]:
+def evaluation_record(run: NativeRun, settings: EvalSettings) -> dict[str, object]:
     """Return the results of the evaluations, and which step the result is of."""
-    evaluation, done = run.job.config.eval, run.progress.evaluations
-    assert evaluation is not None, "a run with evaluations"
-    best, last = done.best_step(evaluation.metric), count_done(run.session)
-    return {
-        "rows": run.held_out.rows if run.held_out else 0,
-        "metric": evaluation.metric.value,
-        "best_step": best,
-        "best": done.at(best) if best is not None else None,
-        "last": done.at(last),
-        "result_step": best if evaluation.load_best and best is not None else last,
-        "stopped_early": done.ended and last < run.total_steps,
-        "found": done.found,
-    }
+    rows = run.held_out.rows if run.held_out else 0
+    return run.progress.evaluations.record(
+        settings, rows=rows, last=count_done(run.session), total_steps=run.total_steps
+    )
 
 
 def draw_by(run: NativeRun, server: Any, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """A step service by the Tinker SDK: the paid one, another Trainyard, or whatever speaks that wire.
 
-The frozen base is a second adapter that is never trained: its second factor is zero, so it says what the base says, in
+The frozen base is a second adapter that is never trained: its second factor is zero, so it computes the base, in
 the same session and without a second copy of the base.
 """
 
@@ -28,7 +28,7 @@ SdkPart: TypeAlias = Any
 """An object of the SDK, which is an optional package."""
 LOSS = "cross_entropy"
 STATE_TTL_S = 30 * 86_400
-"""How long a service keeps a state that nobody continued from: checkpoints there cost money."""
+"""Seconds that a service keeps a state from which no run continued: checkpoints there cost money."""
 RESULT_TTL_S = 86_400
 """The same of weights that are fetched at once."""
 DOWNLOAD_TIMEOUT_S = 300.0
@@ -221,7 +221,7 @@ def trained_layers(targets: object) -> tuple[bool, bool]:
 
 
 def read_logprobs(output: SdkPart, rows: Sequence[ServiceRow]) -> list[torch.Tensor]:
-    """Return the log-probabilities of a reply. Raises `Corrupt` (`E-SERVER-RESPONSE`) for others than asked for."""
+    """Return the log-probabilities of a reply. Raises `Corrupt` (`E-SERVER-RESPONSE`) for other positions."""
     logprobs = [torch.tensor(record["logprobs"].tolist(), dtype=torch.float32) for record in output.loss_fn_outputs]
     if [len(values_T) for values_T in logprobs] != [len(row.targets) for row in rows]:
         raise Corrupt(

@@ -2,7 +2,7 @@
 
 Reads `spec.json`, encodes the rows as the native engine does, and runs the native loop over a session at the service.
 A checkpoint here is a few numbers and the path of a state there: a training that was killed continues from it with a
-new session, and what was trained after it is trained again and counted once. The weights come home as a PEFT adapter.
+new session, and later steps are trained again and counted once. The weights come home as a PEFT adapter.
 
     save:   state at the service -> its path in a checkpoint here -> older states are deleted there
     resume: newest checkpoint here -> new session from its state
@@ -36,6 +36,7 @@ from trainyard.errors import Corrupt, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.timing import save_steps
+from trainyard.spec.training import EvalSettings
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoint.checkpoints import checkpoints
 from trainyard.train.checkpoint.mirror import find_step
@@ -139,7 +140,7 @@ def assemble(job: TrainingJob, events: Events) -> RemoteRun:
 
 
 def score_reference(run: RemoteRun) -> None:
-    """Ask for what the frozen base says of every example, once, where each has scores of its own."""
+    """Score every example once by the frozen base, where the stage has a reference."""
     stage, config = run.prepared.stage, run.job.config
     if not (stage.needs_reference(config) and stage.reference_per_example):
         return
@@ -311,7 +312,7 @@ def begin_facts(run: RemoteRun) -> JsonObject:
 
 
 def training_record(run: RemoteRun, seconds: float) -> JsonObject:
-    """`training.json`: what was done, to the token."""
+    """Return the content of `training.json`."""
     evaluations = run.progress.evaluations
     return {
         **frame.job_facts(run.job, run.progress.losses),
@@ -322,7 +323,7 @@ def training_record(run: RemoteRun, seconds: float) -> JsonObject:
         "steps": count_done(run.session),
         "skipped_steps": 0,
         "epochs": (count_done(run.session) if evaluations.ended else run.total_steps) / run.per_epoch,
-        **({"evaluation": evaluation_record(run)} if run.job.config.eval else {}),
+        **({"evaluation": evaluation_record(run, held_out)} if (held_out := run.job.config.eval) else {}),
         **({"rollouts": rollouts} if (rollouts := summarize_rollouts(run.progress.kept)) else {}),
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
         "seconds": round(seconds, 3),
@@ -330,21 +331,12 @@ def training_record(run: RemoteRun, seconds: float) -> JsonObject:
     }
 
 
-def evaluation_record(run: RemoteRun) -> dict[str, object]:
+def evaluation_record(run: RemoteRun, settings: EvalSettings) -> dict[str, object]:
     """Return the results of the evaluations, and which step the result is of."""
-    evaluation, done = run.job.config.eval, run.progress.evaluations
-    assert evaluation is not None, "a run with evaluations"
-    best, last = done.best_step(evaluation.metric), count_done(run.session)
-    return {
-        "rows": run.held_out.rows if run.held_out else 0,
-        "metric": evaluation.metric.value,
-        "best_step": best,
-        "best": done.at(best) if best is not None else None,
-        "last": done.at(last),
-        "result_step": best if evaluation.load_best and best is not None else last,
-        "stopped_early": done.ended and last < run.total_steps,
-        "found": done.found,
-    }
+    rows = run.held_out.rows if run.held_out else 0
+    return run.progress.evaluations.record(
+        settings, rows=rows, last=count_done(run.session), total_steps=run.total_steps
+    )
 
 
 def fetch_result(run: RemoteRun, target: Path) -> None:

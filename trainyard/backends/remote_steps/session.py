@@ -1,4 +1,4 @@
-"""Our eight verbs over a step service: what the loop, rollouts and evaluations call.
+"""The eight verbs over a step service, for the loop, rollouts and evaluations.
 
     forward    log-probabilities from the service; loss and its gradient over them here
     backward   that gradient as weights of the service's cross-entropy
@@ -121,7 +121,7 @@ class RemoteSession:
         return stage.loss(batch, stage.score(model, batch, Head.FULL), reference, self.engine.config)
 
     def require_no_gradients_due(self) -> None:
-        """Raise `Conflict` (`E-STEP`) after a forward whose gradients nothing has asked for."""
+        """Raise `Conflict` (`E-STEP`) after a forward whose gradients were not computed."""
         if self._pending is not None and self._pending[1] is None:
             raise Conflict(
                 f"{self._pending[0]} has left gradients at the service that no backward has counted.",
@@ -182,7 +182,7 @@ class RemoteSession:
         return Evaluated(sums, self.engine.stage.units(batch))
 
     def scores(self, batch: Batch) -> Scores:
-        """Return what the adapter says of a batch, without a graph."""
+        """Return the adapter's scores of a batch, without a graph."""
         with torch.no_grad():
             return self.engine.stage.score(ServiceModel(self.service.forward), batch, Head.FULL)
 
@@ -233,7 +233,7 @@ class RemoteSession:
         self.accumulated, self._pending = 0, None
 
     def state(self) -> JsonObject:
-        """Return what is known here and decides the next step: the step's number and the schedule."""
+        """Return the state that decides the next step: its number and the schedule."""
         return {"global_step": self.global_step, "rate": self.engine.rate.state_dict()}
 
     def reset_optimizer(self) -> None:

@@ -99,7 +99,7 @@ def end_entry(entry: WireEntry, result: object) -> None:
 
 
 def summarize(body: Any, request: Request) -> WireFields:
-    """Return what the lines contain of a body or a path."""
+    """Return the fields of a body or a path that the lines contain."""
     path = request.path_params
     if isinstance(body, StepRequest):
         return WireFields(target=body.model_id, seq_id=body.seq_id, loss=body.loss[:40], rows=len(body.rows))

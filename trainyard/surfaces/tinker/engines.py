@@ -148,7 +148,7 @@ class Engines:
     ) -> Any:
         """Carry out a verb and return {op_seq, result}. The same key is the same operation. Raises its error.
 
-        With `only_repeat` nothing new is carried out: a key whose reply is not kept raises `Conflict` (`E-STEP`).
+        With `only_repeat` nothing new is run: a key whose reply is not kept raises `Conflict` (`E-STEP`).
         """
         context = self.context(tenant)
         header: dict[str, Any] = {"call": "verb", "verb": verb, "given": arguments, "op_seq": None, "wait_s": WAIT_S}

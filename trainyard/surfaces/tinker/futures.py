@@ -40,7 +40,7 @@ class Future:
     seq: int | None = None
     """Its number among the requests of the model."""
     only_repeat: bool = False
-    """Whether it was carried out before this service started: its reply is looked up, and no step is taken."""
+    """Whether it was run before this service started: its reply is looked up, and no step is taken."""
     answer: Answer | None = None
     error: TrainyardError | None = None
     queue_state: str = "active"

@@ -1,7 +1,7 @@
 """The order of requests: those of a model by their `seq_id`, those of a sampler as they come, each on a thread.
 
 A number is carried out when all before it have been. The same number with the same body returns the first future; with
-another body it is refused. A number that a service before this one has carried out gets the reply that the step session
+another body it is refused. A number that a service before this one has run gets the reply that the step session
 keeps.
 """
 

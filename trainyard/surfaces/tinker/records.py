@@ -55,7 +55,7 @@ class ModelProgress(BaseModel):
     ready: bool = False
     """Whether its adapter is there, and a checkpoint that it begins with is loaded."""
     next_seq: int = 1
-    """Number after the last request that was carried out."""
+    """Number after the last request that was run."""
     last_op: int = 0
     """Number of its newest operation in the step session."""
     process: int = 0

@@ -192,7 +192,7 @@ class TinkerService:
             finally:
                 if future.seq is not None and future.seq >= model.progress.next_seq:
                     model.progress.next_seq = future.seq + 1
-                self.store.write(session)  # a service after this one knows what was carried out
+                self.store.write(session)  # a service after this one knows which requests were run
 
         return self.queue_of(model).submit(seq, f"{name} {digest}", tenant, model.id, work)
 

@@ -1,4 +1,4 @@
-"""What the loop and its hooks call of a session, wherever its weights are: in this process or at a service."""
+"""The interface of a session for the loop and its hooks, with weights in this process or at a service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StepSession(Protocol):
 
     @property
     def engine(self) -> Any:
-        """Return what the session is made of; its `config` and `stage` are read."""
+        """Return the parts of the session; its `config` and `stage` are read."""
 
     @property
     def context(self) -> int | None:

@@ -1,4 +1,4 @@
-"""A service that starts again: what it has carried out is not carried out twice, and clients go on where they were."""
+"""A service that starts again: no request is run twice, and clients continue where they were."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_request_whose_number_before_it_never_comes_fails(restart: Restart, mo
 
 def test_a_key_without_a_reply_enters_nothing() -> None:
     queue = OperationQueue()
-    with pytest.raises(Conflict, match="not carried out a second time"):
+    with pytest.raises(Conflict, match="not run a second time"):
         queue.enter("step", {}, b"", None, "tinker model 2 step", only_repeat=True)
     operation = queue.enter("step", {}, b"", None, "tinker model 2 step")
     assert queue.enter("step", {}, b"", None, "tinker model 2 step", only_repeat=True) is operation

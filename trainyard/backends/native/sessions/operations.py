@@ -249,7 +249,7 @@ class OperationQueue:
 
 def forgotten_key() -> Conflict:
     return Conflict(
-        "This request was carried out before, and its reply is not kept any more.",
+        "This request was run before, and its reply is not kept any more.",
         why=f"The last {KEPT} replies are.",
-        do="Continue with the next request; this one is not carried out a second time.", code="E-STEP",
+        do="Continue with the next request; this one is not run a second time.", code="E-STEP",
     )  # fmt: skip
