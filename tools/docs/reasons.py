@@ -9,8 +9,8 @@ from tools.docs.markdown import listed, page, table
 FILE = Path(__file__).with_name("reasons.txt")
 INTRODUCTION = """\
 The reasons by which reports and quarantine files count rows: `report.json` of a
-[data source](../data-sources.md#bad-rows) and a [validator](../validation.md#the-report), `accounting.json` of a [generator](../generation.md), and the token
-ledger and counts of a [trainer](../training.md#token-ledger)."""
+[data source](../data-sources.md#bad-rows) and a [validator](../validation.md#the-report), `accounting.json` of a
+[generator](../generation.md), and the token ledger and counts of a [trainer](../training.md#token-ledger)."""
 
 
 def read_reasons() -> list[tuple[str, list[str], str]]:
