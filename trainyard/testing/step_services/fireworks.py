@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from pathlib import Path
+from typing import ClassVar
 
 from trainyard.backends.remote_steps.service import ServiceRow, StepSettings
 from trainyard.testing.step_services.compute import ComputedAdapter, Computer
@@ -62,7 +63,7 @@ COMPLETION = {
 class FireworksDouble(WireDouble):
     """The part of Fireworks that a training uses."""
 
-    keys = {"x-api-key": "", "authorization": "Bearer "}
+    keys: ClassVar = {"x-api-key": "", "authorization": "Bearer "}
 
     def __init__(self, computer: Computer, folder: Path, key: str = "fw-key") -> None:
         super().__init__(key)

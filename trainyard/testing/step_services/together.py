@@ -110,7 +110,7 @@ class TogetherDouble(WireDouble):
             Route("create_resource", "POST", resource, self.create_resource, RESOURCE_FIELDS),
             Route("list_resources", "GET", resource, self.list_resources),
             Route("resource", "GET", f"{resource}/([^/]+)", lambda call: self.find_resource(call.parts[0])),
-            Route("stop_resource", "POST", f"{resource}/([^/]+)/stop", self.stop_resource, {"force?": bool}),
+            Route("stop_resource", "POST", f"{resource}/([^/]+)/stop", self.stop_resource, {}),
             Route("create_session", "POST", session, self.create_session, SESSION_FIELDS),
             Route("list_sessions", "GET", session, self.list_sessions),
             Route("session", "GET", f"{session}/([^/]+)", lambda call: self.find_session(call.parts[0]).record),
@@ -137,9 +137,9 @@ class TogetherDouble(WireDouble):
         compute = {"num_generator_replicas": 1, **body.get("compute_config", {})}
         self.resources[name] = {
             "id": name, "base_model": body["base_model"], "compute_config": compute, "created_at": TIME,
-            "created_by": "me", "inactive_timeout": body.get("inactive_timeout", 3600), "optimizer_config": {"adam": {}},
-            "lora_enabled": body.get("lora_enabled", True), "status": f"{RESOURCE_STATUS}READY", "status_details": {},
-            "updated_at": TIME,
+            "created_by": "me", "inactive_timeout": body.get("inactive_timeout", 3600),
+            "optimizer_config": {"adam": {}}, "lora_enabled": body.get("lora_enabled", True),
+            "status": f"{RESOURCE_STATUS}READY", "status_details": {}, "updated_at": TIME,
         }  # fmt: skip
         return self.resources[name]
 
@@ -155,7 +155,7 @@ class TogetherDouble(WireDouble):
     def stop_resource(self, call: Call) -> Json:
         (name,) = call.parts
         record, own = self.find_resource(name), self.sessions_of(name)
-        if own and not call.body.get("force"):
+        if own and call.query.get("force") != "true":
             raise Refusal(REFUSED, f"The model resource {name} has active sessions.")
         for session in own:
             session.record["status"] = f"{SESSION_STATUS}STOPPED"

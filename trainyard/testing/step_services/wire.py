@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from trainyard.testing.loopback import LoopbackHandler, LoopbackServer, serving
@@ -69,7 +69,7 @@ class Route:
 class WireDouble:
     """A step service behind a socket. `routes` is the table of a subclass."""
 
-    keys: Mapping[str, str] = {"authorization": "Bearer "}
+    keys: ClassVar[Mapping[str, str]] = {"authorization": "Bearer "}
     """Header with the key -> what is before it; one of them is enough."""
 
     def __init__(self, key: str) -> None:

@@ -15,6 +15,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,8 @@ VERBS = (
     "open", "forward", "backward", "step", "generate", "base_logprobs", "save", "load", "remove", "export", "close",
 )  # fmt: skip
 DENIED, REFUSED, UNAVAILABLE, CORRUPT = "denied", "refused", "unavailable", "corrupt"
+PAUSES_S = (1.0, 4.0)
+"""Before a second and a third request for something that was not created."""
 ADDRESS, KEY = "TRAINYARD_STEP_ADDRESS", "TRAINYARD_STEP_KEY"
 """Variables of this program alone."""
 Fields = dict[str, Any]
@@ -63,25 +66,26 @@ class Memory:
         """Create something that is paid for, or find the one whose reply was lost: never two.
 
         The ids that exist before the request are written down first. A request without a reply, of this process or of
-        one that died, is looked up by what exists now and did not exist then; with several candidates nothing is
-        created.
+        one that died, is looked up by what exists now and did not exist then, before it is repeated; with several
+        candidates nothing is created.
         """
         entry = self.values.get(kind, {})
-        if "before" not in entry:
-            entry = {"before": list_ids()}
-            self.write(kind, **entry)
+        lost = entry.get("before")
+        before = lost if lost is not None else list_ids()
+        self.write(kind, before=before)
+        created = self._find(kind, list_ids, before) if lost is not None else None
+        for pause in (*PAUSES_S, None):
+            if created is not None:
+                break
             try:
                 created = create()
             except ServiceError as error:
-                if error.kind != UNAVAILABLE:  # the service has answered: there is nothing
+                created = self._find(kind, list_ids, before) if error.kind == UNAVAILABLE else None
+                if created is None and (pause is None or error.kind != UNAVAILABLE):
                     self.write(kind)
                     raise
-                created = self._find(kind, list_ids, entry["before"]) or ""
-                if not created:
-                    self.write(kind)
-                    raise
-        else:
-            created = self._find(kind, list_ids, entry["before"]) or create()
+                time.sleep(pause or 0)
+        assert created is not None, "created, found, or raised"
         self.write(kind, id=created)
         return created
 
@@ -126,17 +130,21 @@ def main(name: str, folder: Path) -> None:
     os.dup2(2, 1)
     module = importlib.import_module(f".{SERVICES[name]}", __package__)
     service, is_open = module.SERVICE(Memory(folder)), False
-    for line in sys.stdin.buffer:
-        request = orjson.loads(line)
-        is_open = request["verb"] != "close"
-        answer = run_verb(service, request, module.classify)
-        answers.write(orjson.dumps(answer) + b"\n")
-        answers.flush()
-    if is_open:
-        run_verb(service, {"verb": "close", "status": "errored"}, module.classify)
+    try:
+        for line in sys.stdin.buffer:
+            request = orjson.loads(line)
+            is_open = request["verb"] != "close"
+            answer = run_verb(service, request, module.classify)
+            answers.write(orjson.dumps(answer) + b"\n")
+            answers.flush()
+    finally:
+        if is_open:
+            run_verb(service, {"verb": "close", "status": "errored"}, module.classify)
     answers.close()
     os._exit(0)  # threads of an SDK may wait for a service that is gone
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    from trainyard_worker import step_service  # the module that the services import, and not a second copy of it
+
+    step_service.main(sys.argv[1], Path(sys.argv[2]))

@@ -31,7 +31,7 @@ from .step_service import (
     read_environment,
 )
 
-RESOURCE = "model resource"
+RESOURCE, SESSION = "model resource", "session"
 LOSS = {"type": "LOSS_TYPE_CROSS_ENTROPY"}
 GONE = ("_STOPPED", "_STOPPING", "_ERROR", "_EXPIRED")
 """Ends of statuses that nothing comes back from."""
@@ -112,7 +112,10 @@ class TogetherSteps:
         """Start a session on the resource; one of this job whose reply was lost is taken up."""
         name = f"trainyard-{self.job}-{role}"
         self.stop_sessions(name)
-        made = self.request_session(name, path)
+        self.memory.write(SESSION)
+        made = self.memory.create_once(
+            SESSION, lambda: self.list_sessions(name), lambda: self.request_session(name, path)
+        )
         wait_for("_RUNNING", lambda: self.api.post_training.sessions.retrieve(made).status, "session")
         return SessionClient.attach(session_id=made, **self.options)
 
@@ -123,11 +126,7 @@ class TogetherSteps:
                 model_resources_id=self.resource, display_name=name, **resumed
             )
         except Exception as error:
-            reason = classify(error)
-            lost = self.list_sessions(name) if reason.kind == UNAVAILABLE else []
-            if len(lost) != 1:
-                raise reason from error
-            return lost[0]
+            raise classify(error) from error
         return str(made.id)
 
     def list_sessions(self, name: str) -> list[str]:
@@ -225,6 +224,7 @@ class TogetherSteps:
             client = ModelResourcesClient.attach(model_resources_id=self.resource, **self.options)
             client.stop(force=True)
             self.memory.write(RESOURCE)
+            self.memory.write(SESSION)
             self.resource = ""
 
 
