@@ -235,7 +235,7 @@ class EvalSettings(Strict):
 
 
 class ServiceSettings(Strict):
-    """The service that a backend trains at (backends tinker and remote)."""
+    """The service that a backend trains at (backends tinker, together_steps, fireworks_steps and remote)."""
 
     endpoint: str | None = omit_default(
         None, min_length=1, max_length=256, description="Endpoint of trainyard.toml: its address and its key."
@@ -315,7 +315,7 @@ class TrainingSettings(Strict):
         description="Keys of the tool's own configuration (backend axolotl), checked by its schema.",
     )
     service: ServiceSettings | None = omit_default(
-        None, description="The service of backends tinker and remote, and its name for the base."
+        None, description="The service of a backend that trains step by step elsewhere, and its name for the base."
     )
     rope: RopeScaling | None = omit_default(None, description="Scaling of the base's positions; none by default.")
     added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = omit_default(
