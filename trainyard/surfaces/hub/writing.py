@@ -165,8 +165,9 @@ class WritingRoutes:
         return self.delete_ref(call, "tags")
 
     def delete_ref(self, call: Call, kind: RefKind) -> Response:
+        name = self.find(call)
         try:
-            self.repositories.delete_ref(self.find(call), kind, decode(call.words[2]))
+            self.repositories.delete_ref(name, kind, decode(call.words[2]))
         except NotFound as error:
             raise HubRefusal(REVISION_MISSING, error.what, do=error.do) from error
         return reply_json({})
