@@ -72,6 +72,8 @@ class BackendFacts(Facts):
     `shared_prompts`: stages whose answers to one prompt can lie in one row behind it."""
     exports: tuple[Quantization, ...] = ()
     """Formats of the result, next to which a copy in full precision is written."""
+    trains_islands: bool = False
+    """Whether it trains islands by DiLoCo."""
     runs_scripts: bool = False
     """Whether `launch.script` names a training script, which then supports what it wants."""
     why: Mapping[str, str] = field(default_factory=dict)
@@ -145,6 +147,7 @@ class BackendName(AxisValue):
         ),
         by_stage={"shared_prompts": (Stage.DPO, Stage.KTO)},
         methods=TRAINED_METHODS,
+        trains_islands=True,
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID),
         settings={"adapter": ("continue", "stack", "merge"), "launch.launcher": ("auto", "torchrun", "accelerate")},
         sharded={

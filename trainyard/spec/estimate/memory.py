@@ -400,9 +400,9 @@ def teacher_bytes(teacher: ModelShape, half: int, tokens: int) -> int:
 
 def divide_memory(parts: dict[str, int], launch: LaunchSettings) -> dict[str, int]:
     """Return the parts of the memory of one process: whole ones, and its share of the others (rounded up)."""
-    shared, sharers = launch.strategy.facts.divided, launch.processes
+    shared, sharers = launch.strategy.facts.divided, launch.island_size
     if launch.strategy is Strategy.FSDP_HYBRID:  # of one copy
-        sharers = launch.shard_size or max(1, launch.processes // 2)
+        sharers = max(1, launch.parts)
     return {part: -(-size // sharers) if part in shared else size for part, size in parts.items()}
 
 
