@@ -1,9 +1,9 @@
 """Tiles of a log on disk, as C2SP's tlog-tiles writes them, so that any static file server can serve a ledger.
 
-    checkpoint                  the signed head
-    tile/0/x001/067             256 leaf hashes; without a full tile: tile/0/x001/067.p/12
-    tile/1/004                  256 hashes of full tiles of level 0
-    tile/entries/x001/067       the entries of a tile of level 0, each after its length in two bytes
+checkpoint                  the signed head
+tile/0/x001/067             256 leaf hashes; without a full tile: tile/0/x001/067.p/12
+tile/1/004                  256 hashes of full tiles of level 0
+tile/entries/x001/067       the entries of a tile of level 0, each after its length in two bytes
 """
 
 from __future__ import annotations
