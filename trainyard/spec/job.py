@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import BAD_FRACTION, DataFormat
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.chain import ChainSpec
+from trainyard.spec.chain import LABELS, THEME, ChainSpec, Labels, Theme
 from trainyard.spec.migrate import job_words
 from trainyard.spec.nodes import (
     Columns,
@@ -51,6 +51,8 @@ class JobSpec(TrainingSettings):
     name: Name = Field("training-job", description="Of the job, in lists and reports.")
     tenant: Name = Field("default", description="Owner of its data and adapters.")
     dataset: DatasetSpec
+    theme: Theme = omit_default("", description=THEME)
+    tags: Labels = omit_default((), max_length=16, description=LABELS)
 
     @model_validator(mode="before")
     @classmethod
@@ -65,6 +67,8 @@ def chain_of_job(job: JobSpec) -> ChainSpec:
     return ChainSpec(
         name=job.name,
         tenant=job.tenant,
+        theme=job.theme,
+        tags=job.tags,
         nodes=(
             DataSourceNode(type="data_source", config=data),
             TrainerNode(type="trainer", config=TrainerConfig(**shared)),
