@@ -154,4 +154,5 @@ def build_job(context: NodeContext) -> TrainingJob:
         node=context.node.id,
         continues=context.run.continues,
         until=context.run.until.get(context.node.id),
+        max_spend=context.run.max_spend,
     )

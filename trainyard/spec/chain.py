@@ -13,8 +13,9 @@ from typing import Any
 import rfc8785
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
-from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import Port
+from trainyard.spec.money import Dollars
 from trainyard.spec.nodes import NODE_CONFIGS, Name, Node, NodeType
 
 MAX_NODES = 10_000
@@ -27,6 +28,7 @@ class ChainSpec(Strict):
     name: Name = Field("chain", description="Of the chain, in runs and reports.")
     description: str = Field("", max_length=2000, description="For people.")
     tenant: Name = Field("default", description="Owner of its data and adapters.")
+    max_spend: Dollars | None = omit_default(None, description="USD that one run may spend; no limit by default.")
     nodes: tuple[Node, ...] = Field(min_length=1, max_length=MAX_NODES)
 
 
@@ -69,6 +71,8 @@ class ResolvedChain(Strict):
     nodes: tuple[ResolvedNode, ...]
     order: tuple[str, ...]
     digest: str
+    max_spend: Dollars | None = omit_default(None)
+    """US dollars that a run may spend; no part of the digest."""
 
     @cached_property
     def by_id(self) -> dict[str, ResolvedNode]:

@@ -72,7 +72,8 @@ def examine(chain: ChainSpec | object, base_model: str) -> tuple[list[Reason], R
         if auto_trainers(chain):
             return examine_each_method(chain, base_model)
         nodes = [ParsedNode(node.type, node.id, node.needs, node) for node in chain.nodes]
-        return examine_nodes(chain.name, chain.tenant, nodes, [], base_model)
+        reasons, resolved = examine_nodes(chain.name, chain.tenant, nodes, [], base_model)
+        return reasons, resolved and resolved.model_copy(update={"max_spend": chain.max_spend})
     if reasons := check_crowded(chain):
         return reasons, None
     spec, reasons = read_chain(chain)

@@ -6,11 +6,12 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import BAD_FRACTION, DataFormat
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.migrate import job_words
+from trainyard.spec.money import Dollars
 from trainyard.spec.nodes import (
     Columns,
     DataSourceConfig,
@@ -51,6 +52,7 @@ class JobSpec(TrainingSettings):
     name: Name = Field("training-job", description="Of the job, in lists and reports.")
     tenant: Name = Field("default", description="Owner of its data and adapters.")
     dataset: DatasetSpec
+    max_spend: Dollars | None = omit_default(None, description="USD that the job may spend; no limit by default.")
 
     @model_validator(mode="before")
     @classmethod
@@ -65,6 +67,7 @@ def chain_of_job(job: JobSpec) -> ChainSpec:
     return ChainSpec(
         name=job.name,
         tenant=job.tenant,
+        max_spend=job.max_spend,
         nodes=(
             DataSourceNode(type="data_source", config=data),
             TrainerNode(type="trainer", config=TrainerConfig(**shared)),
