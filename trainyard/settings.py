@@ -143,7 +143,9 @@ class PlanSettings(ScriptSettings):
 class MachineSettings(PlanSettings):
     """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
-    embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
+    embedded_port: int = Field(
+        0, ge=0, le=65535, description="Port of the embedded model server; 0: the last one if it is free."
+    )
     prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
     work_pool: str = "trainyard"
     threads: int = Field(0, ge=0, description="Threads of a CPU training child; 0 means one per physical core.")

@@ -149,7 +149,7 @@ class Running:
             among=devices,
             patience=Patience(give_up=lambda: self.desired is not DesiredState.RUN),
         )
-        with enter_unless_stopped(claim, self.get_desired, "The job was stopped before its first step."):
+        with enter_unless_stopped(claim, self.get_desired, "The job was stopped while it waited for the device."):
             return train_within_memory(
                 self.job,
                 self.folder,
