@@ -11,8 +11,10 @@ Example file:
 
 from __future__ import annotations
 
+import datetime
 import json
 import tomllib
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -58,7 +60,40 @@ class Endpoint(BaseModel):
     model: str | None = Field(None, description="The server's own name for the model, when it differs.")
 
 
-class ApiSettings(BaseSettings):
+Usd = Annotated[Decimal, Field(ge=0, le=10**9, allow_inf_nan=False)]
+"""An amount of US dollars."""
+
+
+class PriceSetting(BaseModel):
+    """Price of a backend, from its provider's list."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    usd: Usd
+    per: Literal["hour", "million_tokens", "step"] = "hour"
+    source: str = Field(min_length=1, max_length=200, description="Where the price was read.")
+    date: datetime.date = Field(description="When it was read.")
+
+
+class MoneySettings(BaseSettings):
+    """Settings of prices and spending limits, in US dollars."""
+
+    price_per_hour: Usd | None = Field(None, description="Price of an hour of one device of this machine, in USD.")
+    price_per_kwh: Usd | None = Field(
+        None, description="Price of a kWh in USD, for the energy of the GPUs whose driver measures their power."
+    )
+    price_date: datetime.date | None = Field(None, description="Date of this machine's prices; default: today.")
+    prices: dict[str, PriceSetting] = Field(
+        default_factory=dict, description="Backend -> its price; it wins over price_per_hour."
+    )
+    max_spend_per_run: Usd | None = Field(None, description="USD that one run may spend; max_spend of a chain: less.")
+    max_spend_per_month: Usd | None = Field(None, description="USD that all runs of a calendar month (UTC) may spend.")
+    max_spend_of_tenants: dict[str, Usd] = Field(
+        default_factory=dict, description="Tenant -> USD that its runs of a calendar month (UTC) may spend."
+    )
+
+
+class ApiSettings(MoneySettings):
     """Settings of the service that answers the REST API."""
 
     api_hosts: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$|^\[[0-9a-f:]+\]$")], ...] = Field(
@@ -138,9 +173,6 @@ class MachineSettings(PlanSettings):
     )
     gpu_provider: str = Field(
         "local", min_length=1, max_length=63, description="Who provides this machine's devices, for the ledger."
-    )
-    gpu_usd_per_hour: float | None = Field(
-        None, ge=0, description="Price of one device of this machine for an hour, for the ledger's cost; unset: unknown."
     )
     lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
     vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
@@ -294,6 +326,11 @@ class Settings(MachineSettings):
     def timings(self) -> Path:
         """How long trainings took on this machine."""
         return self.home / "timings"
+
+    @property
+    def spending(self) -> Path:
+        """What trainings have cost (`stores/spending.py`)."""
+        return self.home / "spending"
 
     @property
     def choices(self) -> Path:

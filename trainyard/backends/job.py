@@ -21,6 +21,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
 from trainyard.spec.model_schema import list_changes
+from trainyard.spec.money import Dollars
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK
 from trainyard.stores.live.job_ids import read_chain_facts
@@ -106,6 +107,8 @@ class TrainingJob(JobData, JobMachine):
     """Run or sweep whose work it continues: of a job that was retried the first one; empty for its own run's."""
     until: int | None = None
     """Step after which this execution saves and stops; the same job continues from there. None: its last step."""
+    max_spend: Dollars | None = Field(None, exclude_if=lambda value: value is None)
+    """US dollars that its run may spend."""
 
     @property
     def teacher_folder(self) -> str | None:
@@ -243,6 +246,7 @@ PLACES = {
     "node",
     "continues",
     "until",
+    "max_spend",
     "data",
     "base",
     "adapter",

@@ -50,7 +50,7 @@ WAITING = "waiting for the device"
 MARKER_ONLY = "no trainer installed"
 STOPS = {DesiredState.PAUSE: states.PAUSED, DesiredState.CANCEL: states.CANCELED}
 DETAILS = {DesiredState.PAUSE: "pausing", DesiredState.CANCEL: "cancelling"}
-ENDS = {"pause": states.PAUSED, "budget": states.PAUSED, "cancel": states.CANCELED}
+ENDS = {"pause": states.PAUSED, "budget": states.PAUSED, "spend": states.PAUSED, "cancel": states.CANCELED}
 """Why a training stopped -> its state; any other reason is a preemption."""
 
 
