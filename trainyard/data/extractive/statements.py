@@ -20,7 +20,7 @@ from trainyard.data.extractive.grammar import BARE, POINTERS
 from trainyard.data.extractive.leads import ask_lead
 from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
-from trainyard.data.extractive.passages import Passage
+from trainyard.data.extractive.passages import Candidate, Passage
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
@@ -36,6 +36,10 @@ LEAST_ITEM = 10
 """Words of a list item that is asked by what it is about."""
 MOST_ANSWER_WORDS = 60
 MOST_LIST_WORDS = 120
+LEAST_PART = 12
+"""Words of the part of a passage that is an answer without the part before."""
+MOST_SHARED_WORDS = 80
+"""Of an answer that joins all that a section says about a thing."""
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
     ENGLISH: english.ask_english,
@@ -130,7 +134,9 @@ class Reader:
     def __init__(self, language: str, title: str, sections: Collection[Section]) -> None:
         self.language, self.title = language, title
         texts = [block.text for section in sections for block in section.blocks]
-        self.vocabulary = frozenset(re.findall(r"(?<![\w-])[a-zäöüß][\w'’-]*", " ".join(texts)))
+        prose = sentences.outside_code(" ".join(texts), "")
+        names = {name.lower() for name in re.findall(r"(?<=[a-z,] )[A-Z][\w'’-]*", prose)}
+        self.vocabulary = frozenset(re.findall(r"(?<![\w-])[a-zäöüß][\w'’-]*", " ".join(texts))) - names
         self.used_phrases: set[tuple[str, str]] = set()
         self.text = plain_text(" ".join(texts))
         self.counts = Counter(self.text.split())
@@ -145,11 +151,53 @@ class Reader:
         for statement in self.read_blocks(section, topic):
             topics_by_answer[statement.answer] = f"{topics_by_answer.get(statement.answer, '')} {statement.topic}"
             yield statement
-        for passage in self.passages(section):
+        section_passages = list(self.passages(section))
+        for passage in section_passages:
             most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
             besides = topics_by_answer.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
-            for phrase in self.topics(passage, topic, most, besides):
-                yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
+            for candidate in self.topics(passage, topic, most, besides):
+                answer = self.answer_about(candidate, passage)
+                yield Statement("statement", candidate.wording, answer, 2, sentences=len(passage.sentences))
+        yield from self.read_shared(section_passages, topic)
+
+    def answer_about(self, candidate: Candidate, passage: Passage) -> str:
+        """Return the passage from the part that is about a topic, if that can be read alone; else all of it."""
+        parts = passages.groups(passage, self.follows)
+        index = next((number for number, part in enumerate(parts) if candidate.is_in(plain_text(part))), 0)
+        rest = " ".join(parts[index:])
+        named = re.match(r"(?:the|der|die|das|den) \S+$", candidate.text, re.I)
+        sound = num_words(rest) >= LEAST_PART and soundness.is_whole(rest, self.language) and is_sentence(
+            sentences.sentences(rest)[0], self.language
+        )
+        return rest if sound and not named and not soundness.ADDS.search(sentences.sentences(rest)[0]) else passage.text
+
+    def read_shared(self, section_passages: Sequence[Passage], topic: str) -> Iterator[Statement]:
+        """Yield statements about what several parts of a section are about, with all of them as the answer."""
+        if not topic or place_of(self.title, topic, ": ") == self.title:
+            return
+        groups = [group for passage in section_passages for group in passages.groups(passage, self.follows)]
+        plain = [plain_text(group) for group in groups]
+        heading_stems = soundness.stems(f"{self.title} {topic}")
+        used: set[str] = set()
+        for passage in section_passages:
+            for candidate in passages.candidates(passage, self.language, self.vocabulary):
+                if candidate.points < passages.LEAST_POINTS or candidate.is_activity:
+                    continue
+                key = (topic, candidate.text.lower())
+                having = [index for index, text in enumerate(plain) if candidate.is_in(text)]
+                elsewhere = sum(map(candidate.is_in, self.section_sentences))
+                inside = sum(candidate.is_in(plain_text(s)) for i in having for s in sentences.sentences(groups[i]))
+                stems = soundness.stems(candidate.text)
+                if len(having) < 2 or elsewhere > inside or key in self.used_phrases or not stems - heading_stems:
+                    continue
+                answer = " ".join(groups[index] for index in having)
+                if num_words(answer) > MOST_SHARED_WORDS or answer in used:
+                    continue
+                if self.language == ENGLISH and POINTERS[ENGLISH].search(re.sub(r"^(?:the|all|each) ", "", candidate.text)):
+                    continue
+                used.add(answer)
+                self.used_phrases.add(key)
+                yield Statement("statement", candidate.wording, answer, 2, sentences=len(having))
 
     def read_blocks(self, section: Section, topic: str) -> Iterator[Statement]:
         texts = [block.text for block in section.blocks]
@@ -205,7 +253,7 @@ class Reader:
             refers or soundness.EXAMPLE.search(sentence) or (not asks and sentences.INCOMPLETE.search(sentence))
         )
 
-    def topics(self, passage: Passage, topic: str, most: int, besides: str = "") -> list[str]:
+    def topics(self, passage: Passage, topic: str, most: int, besides: str = "") -> list[Candidate]:
         """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
         heading_stems = soundness.stems(f"{self.title} {topic}")
         pointer = POINTERS[self.language]
@@ -220,14 +268,14 @@ class Reader:
             return bool(soundness.stems(phrase) - heading_stems) and (topic, phrase.lower()) not in self.used_phrases
 
         candidates = []
-        for candidate in passages.candidates(passage, self.language):
+        for candidate in passages.candidates(passage, self.language, self.vocabulary):
             content = set(CONTENT[self.language](candidate.text))
             bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
             if content and not used_words & content and not (self.language == ENGLISH and pointer.search(bare)):
                 candidates.append(candidate)
         topics = passages.choose_topics(candidates, most, other_sentences, is_new)
         self.used_phrases |= {(topic, candidate.text.lower()) for candidate in topics}
-        return [candidate.wording for candidate in topics]
+        return topics
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """Yield a further paragraph of a labelled list item."""
@@ -282,8 +330,8 @@ class Reader:
         whole = before and all(map(self.is_usable, before)) and num_words(block.text) <= MOST_ANSWER_WORDS
         if whole and not self.follows(before[0]):
             answer = f"{block.text}\n\n{blocks}"
-        for phrase in self.topics(Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
-            yield Statement("statement", phrase, answer, 2, sentences=len(before) + 1)
+        for candidate in self.topics(Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
+            yield Statement("statement", candidate.wording, answer, 2, sentences=len(before) + 1)
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
         """(sentence, the answer that it begins, sentences of the answer).
@@ -350,8 +398,8 @@ class Reader:
         if sentence[:1].islower() or not alone or not is_sentence(sentence, self.language) or REFERS.search(sentence):
             return
         besides = " ".join(ask.topic for ask in asks)
-        for phrase in self.topics(Passage((answer,)), topic, 1, besides):
-            yield Statement("statement", phrase, answer, 2, sentences=count)
+        for candidate in self.topics(Passage((answer,)), topic, 1, besides):
+            yield Statement("statement", candidate.wording, answer, 2, sentences=count)
 
     def is_vague(self, ask: Ask) -> bool:
         """Whether a question needs the name of its page."""
@@ -390,8 +438,8 @@ class Reader:
         )
         if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
             sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
-            for phrase in self.topics(Passage((lead,)), topic, 1) if sound else ():
-                yield Statement("statement", phrase, answer, 2, sentences=len(texts))
+            for candidate in self.topics(Passage((lead,)), topic, 1) if sound else ():
+                yield Statement("statement", candidate.wording, answer, 2, sentences=len(texts))
         if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         elif items[0].depth > 1:
