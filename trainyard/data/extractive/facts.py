@@ -270,47 +270,62 @@ def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
 
 
 def row_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
-    """`| term | meaning | … |`: a row's first cell against the next one, or against each that has a whole phrase."""
-    header: list[str] = []
-    fresh = False
+    """`| term | meaning | … |`: a row's key against the plain column, or against each that has a whole phrase."""
+    tables: list[list[list[str]]] = []
     for row in section.rows:
         if not row:
-            fresh = True
-        elif fresh:
-            header, fresh = row, False
-        elif len(row) >= 2 and row[0] and 1 <= num_words(row[0]) <= TERM_WORDS:
-            yield from cell_facts(header, row, where, language)
+            tables.append([])
+        elif tables:
+            tables[-1].append(row)
+    for header, *rows in filter(None, tables):
+        key = key_column(rows) if language in ASKERS else 0
+        for row in rows:
+            if len(row) > max(1, key) and row[key] and 1 <= num_words(row[key]) <= TERM_WORDS:
+                yield from cell_facts(header, row, key, where, language)
 
 
-def cell_facts(header: list[str], row: list[str], where: str, language: str) -> Iterator[Fact]:
+def key_column(rows: list[list[str]]) -> int:
+    """Return the column that names the rows: the first one, or the second where the first only groups them."""
+    first = [row[0] for row in rows if row]
+    second = [row[1] for row in rows if len(row) > 2]
+    grouped = len(set(filter(None, first))) * 2 <= len(first) and len(first) > 2
+    return int(grouped and all(second) and len(set(second)) == len(first))
+
+
+def cell_facts(header: list[str], row: list[str], key: int, where: str, language: str) -> Iterator[Fact]:
+    name = row[key]
     named = enumerate(zip(header, row, strict=False))
-    filled = [(number, head, cell) for number, (head, cell) in named if number and cell]
+    filled = [(number, head, cell) for number, (head, cell) in named if number > key and cell]
     plain = [entry for entry in filled if grammar.PLAIN_HEAD.fullmatch(entry[1].lower())]
     two_columns = len(filled) == 1 and not (language in ASKERS and filled[0][1] and not plain)
     if plain or two_columns:
-        number, _, cell = (plain or filled)[0]
-        near = number == 1 and not begins_with(row[0], cell)
-        text = f"{row[0]}{COLONS.get(language, ': ')}{cell}"
-        answer = short_answer(text if near else cell)
-        if not answer and near and language in ASKERS and num_words(cell) > 1 and acceptable_part(text):
-            answer = ended(text) if num_words(text) <= sentences.MOST_WORDS else None
+        number, _, cell = described = (plain or filled)[0]
+        near = number == key + 1 and not begins_with(name, cell)
+        text = f"{name}{COLONS.get(language, ': ')}{cell}"
+        answer = short_answer(text if near or (key and not begins_with(name, cell)) else cell)
+        if not answer and (near or language in ASKERS) and num_words(cell) > 1 and acceptable_part(text):
+            answer = ended(text) if language in ASKERS and num_words(text) <= sentences.MOST_WORDS else None
         if answer:
-            yield Fact("term", unquoted(row[0]), where, answer, 1)
-        return
+            yield Fact("term", unquoted(name), where, answer, 1)
+        filled.remove(described)
+        if language not in ASKERS:
+            return
     for number, head, cell in filled:
         if language in ASKERS:
-            if head and num_words(cell) and acceptable_part(cell) and is_name(row[0]):
-                quoted = f"„{row[0]}“ unter „{head}“" if language == GERMAN else f'"{row[0]}" under "{head}"'
-                yield Fact("cell", quoted, where, ended(f"{row[0]}, {head}: {cell}"), 1)
+            if head and num_words(cell) and acceptable_part(cell) and is_name(name):
+                quoted = f"„{name}“ unter „{head}“" if language == GERMAN else f'"{name}" under "{head}"'
+                yield Fact("cell", quoted, where, ended(f"{name}, {head}: {cell}"), 1)
             continue
         least = sentences.LEAST_WORDS if number == 1 else ENOUGH_WORDS
-        text = f"{row[0]}{COLONS.get(language, ': ')}{cell}" if number == 1 else cell
+        text = f"{name}{COLONS.get(language, ': ')}{cell}" if number == 1 else cell
         if head and num_words(cell) >= least and (answer := short_answer(text)):
-            yield Fact("cell", f"{unquoted(row[0])} – {head}", where, answer, 1)
+            yield Fact("cell", f"{unquoted(name)} – {head}", where, answer, 1)
 
 
 def is_name(key: str) -> bool:
     """Whether the first cell of a row names something: no number, date or duration, no damaged key."""
+    if re.fullmatch(r"`[^`]+`", key):
+        return True
     if not re.match(r"[`\"“„]?[\w$.@-]", key) or soundness.MARKUP.search(key) or MEASURE.fullmatch(key):
         return False
     return bool(re.search(r"[^\W\d_]{2}", re.sub(r"\w*\d\w*", "", key)))
