@@ -123,6 +123,11 @@ def forms_of(front: Front, vocabulary: Collection[str]) -> Iterator[Ask]:
 def ask_avoid(text: str) -> Iterator[Ask]:
     """Yield the question of "Do not open the lid" and "Avoid opening the lid"."""
     match = re.fullmatch(r"(?:do not|don['’]t|never) (?P<rest>.+)", text, re.I)
+    if match is None and (avoided := re.fullmatch(r"avoid (?P<rest>[a-z]+ing .+)", text, re.I)):
+        rest = cut(avoided["rest"])
+        if not HANGING.match(rest) and len(content_words(rest)) > 1 and not DANGLING.search(rest):
+            yield Ask("bare", f"Is {rest} recommended?")
+        return
     if match is None or HANGING.match(match["rest"]):
         return
     rest = re.sub(r" (?:though|either|anymore|yet)$", "", cut(match["rest"]))

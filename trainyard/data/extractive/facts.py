@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trainyard.data.extractive import clauses, grammar, sentences, soundness
-from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
+from trainyard.data.extractive.cleaning import REMARK, only_refers, speakers_of, spoken, without_label
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
@@ -42,10 +42,6 @@ LAST_RESORT = 9
 """Worth of a question that asks what a page is about."""
 TEMPLATE_TAG = re.compile(r"\{\{|\{%|<%")
 """Of a site builder, which fills in the title."""
-REMARK = re.compile(
-    r"(?:wichtig|hinweis|achtung|tipp|beachte|note|important|warning|caution|tip|hint|info|remember)\w*", re.I
-)
-"""Words before a remark, which name nothing."""
 LEAST_SECTION = 20
 """Words of a section's answer that leaves out the list or the code after it."""
 TERM_WORDS = 6
@@ -278,10 +274,20 @@ def row_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
         elif tables:
             tables[-1].append(row)
     for header, *rows in filter(None, tables):
+        if len(rows) == 1 and len(header) > 2 and language in ASKERS and not is_name(rows[0][0]):
+            yield from single_row(header, rows[0], where, language)
+            continue
         key = key_column(rows) if language in ASKERS else 0
         for row in rows:
             if len(row) > max(1, key) and row[key] and 1 <= num_words(row[key]) <= TERM_WORDS:
                 yield from cell_facts(header, row, key, where, language)
+
+
+def single_row(header: list[str], row: list[str], where: str, language: str) -> Iterator[Fact]:
+    """Yield each cell of a table that has only one row."""
+    for head, cell in zip(header, row, strict=False):
+        if num_words(head) and num_words(cell) and acceptable_part(cell):
+            yield Fact("value", head, where, ended(f"{head}: {cell}"), 1)
 
 
 def key_column(rows: list[list[str]]) -> int:

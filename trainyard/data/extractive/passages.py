@@ -31,6 +31,8 @@ CONNECTIVE = re.compile(
 )
 """What joins a sentence to the one before, and is left out where that is not in the answer."""
 MOST_WORDS = 60
+MOST_LEANING_WORDS = 85
+"""The same where a sentence points back to those before it."""
 LEAST_WORDS = 8
 PART_POINTS = {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 1.5, OTHER: 0.5, INNER: 0.5}
 REPEATED, CODE, NAMED, LONG, FIRST = 1.5, 1.5, 0.5, 1.0, 0.5
@@ -71,17 +73,26 @@ class Passage:
 
 
 def passages(texts: Iterable[str], follows: Callable[[str], bool], usable: Callable[[str], bool]) -> Iterator[Passage]:
-    """Yield the passages of adjacent paragraphs."""
+    """Yield the passages of adjacent paragraphs; a sentence that is not usable is left out, and so is what follows it."""
     pending: list[str] = []
+    skipped = False
     for text in texts:
         for index, sentence in enumerate(sentences.sentences(text)):
             if not usable(sentence):
-                yield from finished(pending)
-                pending = []
+                skipped = True
                 continue
             leaning = follows(sentence)
-            fits = num_words(" ".join([*pending, sentence])) <= MOST_WORDS
-            if pending and (leaning or index) and fits:
+            if skipped and leaning and pending:
+                yield from finished(pending)
+                pending = []
+            skipped = skipped and leaning
+            if pending and leaning and num_words(" ".join([*pending, sentence])) > MOST_WORDS:
+                # the sentence and what it points to are longer than a passage: what is before them ends
+                start = max(number for number, before in enumerate(pending) if not number or not follows(before))
+                yield from finished(pending[:start])
+                pending = pending[start:]
+            most = MOST_LEANING_WORDS if leaning else MOST_WORDS
+            if pending and (leaning or index) and num_words(" ".join([*pending, sentence])) <= most:
                 pending.append(sentence)
                 continue
             yield from finished(pending)
@@ -176,7 +187,9 @@ def choose_topics(
     """
     topics: list[Candidate] = []
     for candidate in candidates:
-        if len(topics) == most or candidate.points < LEAST_POINTS:
+        if len(topics) == most:
+            break
+        if candidate.points < LEAST_POINTS:
             break
         specific = is_new(candidate.text) and not any(candidate.is_in(other) for other in other_sentences)
         if specific and not any(candidate.overlaps(topic) for topic in topics):

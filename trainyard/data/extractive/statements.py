@@ -32,7 +32,7 @@ ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
 FOLLOWING_WORDS = 8
 """Of a sentence that points back and still has a question of its own."""
-LEAST_ITEM = 10
+LEAST_ITEM = 8
 """Words of a list item that is asked by what it is about."""
 MOST_ANSWER_WORDS = 60
 MOST_LIST_WORDS = 120
