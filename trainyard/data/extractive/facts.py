@@ -16,7 +16,7 @@ from trainyard.data.extractive.cleaning import REMARK, only_refers, speakers_of,
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, Reader, acceptable_part, ended, place_of
+from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, TOPIC_RULES, Reader, acceptable_part, ended, place_of
 from trainyard.data.extractive.tagging import tag_sentence
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
@@ -30,7 +30,7 @@ QUESTION_SENTENCES = 3
 ALONE_WORDS = 20
 """Of an answer that may add something ("also") to the text before it."""
 LEAST_FRESH = 2
-FRESH = {"statement": 4, "section": 3, "purpose": 3}
+FRESH = {"statement": 4, "activity": 4, "section": 3, "purpose": 3}
 """Words of an answer that its question does not have; more where the question only names a topic."""
 MEASURE = re.compile(
     r"\d[\d.,:/–-]*(?: ?(?:%|min\w*|stund\w*|hours?|days?|tage?n?|sek\w*|sec\w*|weeks?|wochen?|months?|monate?n?|"
@@ -118,7 +118,7 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
         for fact in section_facts(plain, topic, title, language, reader):
             if language in ASKERS and not is_sound(fact, language):
                 continue
-            whole = fact.worth <= 1 or fact.rule in ("statement", "section")  # a long answer has several facts
+            whole = fact.worth <= 1 or fact.rule in (*TOPIC_RULES, "section")  # a long answer has several facts
             key = f"{fact.topic.lower()}\0{fact.answer}" if whole else fact.answer
             if key not in answers and (whole or fact.answer not in answers):
                 answers |= {key, fact.answer}
@@ -139,7 +139,7 @@ def is_sound(fact: Fact, language: str) -> bool:
     if not soundness.is_whole(fact.answer, language):
         return False
     first = sentences.sentences(fact.answer)[0]
-    additions = fact.rule in ("statement", "section") and not soundness.NOT_ONLY.search(first)
+    additions = fact.rule in (*TOPIC_RULES, "section") and not soundness.NOT_ONLY.search(first)
     if additions and soundness.ADDS.search(first) and num_words(fact.answer) < ALONE_WORDS:
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
@@ -183,7 +183,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     if opening and ALSO.match(opening):
         opening = None
     statements = list(reader.read(section, topic))
-    specific = {statement.answer for statement in statements if statement.rule != "statement"}
+    specific = {statement.answer for statement in statements if statement.rule not in TOPIC_RULES}
     if opening:
         if not topic or topic.lower() == title.lower():
             subject = grammar.definition_subject(opening, title) if language == ENGLISH else None

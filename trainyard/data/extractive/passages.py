@@ -139,6 +139,10 @@ class Candidate:
             return soundness.stems(self.text) <= soundness.stems(text)
         return f" {stemmed(self.text)}" in f" {text}"
 
+    def rule(self, language: str) -> str:
+        """Return the rule of the question: an English activity is a noun phrase, a German one is not."""
+        return "activity" if self.is_activity and language == GERMAN else "statement"
+
     def overlaps(self, other: Candidate) -> bool:
         """Whether two topics would make nearly the same question."""
         mine, theirs = soundness.stems(self.text), soundness.stems(other.text)
@@ -169,6 +173,8 @@ def candidates_of(sentence: str, language: str, vocabulary: Collection[str]) -> 
             points = PART_POINTS[SUBJECT if most == german_topics.SUBJECT_SENTENCES else OBJECT]
             certain.append(text)
             yield Candidate(text, german_topics.in_question(text, sentence), points + LONG * (" " in text))
+        if doing := german_topics.activity(sentence):
+            yield Candidate(doing, doing, PART_POINTS[SUBJECT] + LONG - ACTIVITY, is_activity=True)
     for phrase in noun_phrases(sentence, language):
         if says_what(phrase, language) and not any(phrase.text in text for text in certain):
             quoted = language == GERMAN and "`" not in phrase.text

@@ -100,6 +100,8 @@ ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
 TWO_TOPICS = 10
 """Words of a sentence that two questions may name a topic of."""
 
+TOPIC_RULES = ("statement", "activity")
+"""Rules that ask what a page says about something."""
 OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
 CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
@@ -142,6 +144,7 @@ class Reader:
         self.counts = Counter(self.text.split())
         self.sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         self.section_sentences: list[str] = []
+        self.section_topics: dict[str, str] = {}
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
         """Yield the statements of a section: those of its sentences and lists in page order, then its passages."""
@@ -157,7 +160,7 @@ class Reader:
             besides = topics_by_answer.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
             for candidate in self.topics(passage, topic, most, besides):
                 answer = self.answer_about(candidate, passage)
-                yield Statement("statement", candidate.wording, answer, 2, sentences=len(passage.sentences))
+                yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(passage.sentences))
         yield from self.read_shared(section_passages, topic)
 
     def answer_about(self, candidate: Candidate, passage: Passage) -> str:
@@ -176,7 +179,10 @@ class Reader:
         if not topic or place_of(self.title, topic, ": ") == self.title:
             return
         groups = [group for passage in section_passages for group in passages.groups(passage, self.follows)]
-        plain = [plain_text(group) for group in groups]
+        plain = [
+            " | ".join(self.section_topics.get(plain_text(sentence), "") for sentence in sentences.sentences(group))
+            for group in groups
+        ]
         heading_stems = soundness.stems(f"{self.title} {topic}")
         used: set[str] = set()
         for passage in section_passages:
@@ -185,8 +191,8 @@ class Reader:
                     continue
                 key = (topic, candidate.text.lower())
                 having = [index for index, text in enumerate(plain) if candidate.is_in(text)]
-                elsewhere = sum(map(candidate.is_in, self.section_sentences))
-                inside = sum(candidate.is_in(plain_text(s)) for i in having for s in sentences.sentences(groups[i]))
+                elsewhere = sum(map(candidate.is_in, self.section_topics.values()))
+                inside = sum(candidate.is_in(part) for index in having for part in plain[index].split(" | "))
                 stems = soundness.stems(candidate.text)
                 if len(having) < 2 or elsewhere > inside or key in self.used_phrases or not stems - heading_stems:
                     continue
@@ -197,11 +203,14 @@ class Reader:
                     continue
                 used.add(answer)
                 self.used_phrases.add(key)
-                yield Statement("statement", candidate.wording, answer, 2, sentences=len(having))
+                yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(having))
 
     def read_blocks(self, section: Section, topic: str) -> Iterator[Statement]:
         texts = [block.text for block in section.blocks]
         self.section_sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
+        self.section_topics = {
+            plain_text(sentence): self.subjects_of(sentence) for text in texts for sentence in sentences.sentences(text)
+        }
         codes: dict[str, list[str]] = {}
         for before, code in section.code:
             if before.rstrip().endswith((":", "：")):
@@ -236,6 +245,12 @@ class Reader:
                 if is_sentence(passage.sentences[0], self.language):
                     yield passage
 
+    def subjects_of(self, sentence: str) -> str:
+        """Return what a sentence is about, as the text in which `Candidate.is_in` looks."""
+        found = passages.candidates_of(sentence, self.language, self.vocabulary)
+        names = [candidate.text for candidate in found if candidate.points >= passages.LEAST_POINTS]
+        return " | ".join(map(passages.stemmed, names))
+
     def follows(self, sentence: str) -> bool:
         """Whether a sentence points back to the one before."""
         bare = sentence.lstrip(sentences.OPENERS)
@@ -259,9 +274,10 @@ class Reader:
         pointer = POINTERS[self.language]
         near = topic and place_of(self.title, topic, ": ") != self.title
         own_sentences = {plain_text(sentence) for sentence in passage.sentences}
-        other_sentences = [
-            text for text in (self.section_sentences if near else self.sentences) if text not in own_sentences
-        ]
+        if near:  # other sentences of the section may mention a topic, but are not about it
+            other_sentences = [about for text, about in self.section_topics.items() if text not in own_sentences]
+        else:
+            other_sentences = [text for text in self.sentences if text not in own_sentences]
         used_words = set(CONTENT[self.language](besides))
 
         def is_new(phrase: str) -> bool:
@@ -331,7 +347,7 @@ class Reader:
         if whole and not self.follows(before[0]):
             answer = f"{block.text}\n\n{blocks}"
         for candidate in self.topics(Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
-            yield Statement("statement", candidate.wording, answer, 2, sentences=len(before) + 1)
+            yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(before) + 1)
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
         """(sentence, the answer that it begins, sentences of the answer).
@@ -399,7 +415,7 @@ class Reader:
             return
         besides = " ".join(ask.topic for ask in asks)
         for candidate in self.topics(Passage((answer,)), topic, 1, besides):
-            yield Statement("statement", candidate.wording, answer, 2, sentences=count)
+            yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=count)
 
     def is_vague(self, ask: Ask) -> bool:
         """Whether a question needs the name of its page."""
@@ -439,7 +455,7 @@ class Reader:
         if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
             sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
             for candidate in self.topics(Passage((lead,)), topic, 1) if sound else ():
-                yield Statement("statement", candidate.wording, answer, 2, sentences=len(texts))
+                yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(texts))
         if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         elif items[0].depth > 1:
@@ -483,8 +499,9 @@ class Reader:
             says = is_sentence(first, self.language) or (
                 topic and num_words(first) >= ITEM_WORDS and not first[0].islower()
             )
-            says = says and (statement.rule != "statement" or num_words(first) >= LEAST_ITEM)
-            if statement.rule == "statement" and ((block.number and topic) or not says):
+            is_topic = statement.rule in TOPIC_RULES
+            says = says and (not is_topic or num_words(first) >= LEAST_ITEM)
+            if is_topic and ((block.number and topic) or not says):
                 break
             yield statement
             for other, its_answer, its_count in units[1:]:
