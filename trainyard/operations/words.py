@@ -60,7 +60,7 @@ WORDS: dict[str, Word] = {
     "restore": Word(MACHINE, "Make the home of a backup again, whole or not at all.", "housekeeping"),
     "migrate": Word(MACHINE, "Bring files of an earlier version into the form of this one.", "cli"),
     "starter": Word(MACHINE, "The small model that everything runs with by default.", "models"),
-    "prove-resume": Word(MACHINE, "Show that a stopped training ends in the same bits.", "reliability"),
+    "prove-resume": Word(MACHINE, "Show that a stopped training ends in the same bits.", "native-engine"),
 }
 """In the order of the help."""
 
