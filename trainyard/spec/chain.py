@@ -11,10 +11,11 @@ from functools import cached_property
 from typing import Any
 
 import rfc8785
-from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
+from trainyard.spec.migrate import chain_words
 from trainyard.spec.nodes import NODE_CONFIGS, Name, Node, NodeType
 
 MAX_NODES = 10_000
@@ -28,6 +29,11 @@ class ChainSpec(Strict):
     description: str = Field("", max_length=2000, description="For people.")
     tenant: Name = Field("default", description="Owner of its data and adapters.")
     nodes: tuple[Node, ...] = Field(min_length=1, max_length=MAX_NODES)
+
+    @model_validator(mode="before")
+    @classmethod
+    def in_our_words(cls, value: Any) -> object:
+        return chain_words(value)
 
 
 class Source(Strict):

@@ -70,7 +70,7 @@ class Repositories:
     def __init__(self, storage: Storage, quotas: Quotas, now: Callable[[], float] = time.time) -> None:
         self.storage, self.quotas, self.now = storage, quotas, now
         self.pins: dict[tuple[str, str], float] = {}
-        """(tenant, SHA-256) -> when a client was told that the content is stored."""
+        """(tenant, SHA-256) -> when a client asked whether the content is stored."""
 
     # Repositories
 
@@ -230,7 +230,7 @@ class Repositories:
 
         def store(sha256: str, path: Path) -> None:
             if sha256 in stored:
-                self.quotas.hold(tenant, sha256, contents[sha256])
+                self.quotas.extend(tenant, sha256, contents[sha256])
             is_new = self.storage.store_file(blob_name(tenant, sha256), path)
             if sha256 in stored:
                 stored[sha256] |= is_new
@@ -240,9 +240,9 @@ class Repositories:
         finally:
             self.quotas.settle(tenant, stored)
 
-    def store_held(self, tenant: str, sha256: str, path: Path, size: int) -> bool:
-        """Take a content over whose room is held. Return whether it is new; the caller settles."""
-        self.quotas.hold(tenant, sha256, size)
+    def store_reserved(self, tenant: str, sha256: str, path: Path, size: int) -> bool:
+        """Take a content over whose room is reserved. Return whether it is new; the caller settles."""
+        self.quotas.extend(tenant, sha256, size)
         return self.storage.store_file(blob_name(tenant, sha256), path)
 
     # Collection
