@@ -135,9 +135,10 @@ def service_environment(name: str, settings: Settings, keys: Iterable[str] = ())
 
 
 def key_variables(settings: Settings) -> frozenset[str]:
-    """The variables with the keys of the endpoints and of the Tinker SDK, and with that of checkpoints."""
+    """The variables with the keys of endpoints, of the Tinker SDK, of checkpoints and of the data worker."""
     names = frozenset(endpoint.api_key_env for endpoint in settings.endpoints.values() if endpoint.api_key_env)
-    return names | {STEP_KEY} | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
+    names |= {STEP_KEY, settings.data_worker_key_env}
+    return names | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
 
 
 def is_key_missing(variable: str | None) -> bool:

@@ -118,6 +118,12 @@ class RepositorySettings(ScriptSettings):
         "DATA_WORKER_TOKEN", description="Environment variable with the token for data_workers alone."
     )
 
+    data_worker_uploads: tuple[Literal["adapters", "checkpoints"], ...] = Field(
+        (),
+        description="What is uploaded to the data worker without being asked: adapter versions as they are deployed, "
+        "checkpoints of the backend native.",
+    )
+
     @property
     def listed_data_workers(self) -> frozenset[str]:
         return frozenset(self.data_workers)

@@ -76,6 +76,9 @@ class DataWorkers:
         self.down[url] = str(why)
 
     def none_answers(self) -> Unavailable:
+        if not self.urls:
+            do = "Set data_workers in trainyard.toml to addresses such as http://127.0.0.1:8892."
+            return Unavailable("No data worker is set.", do=do, code="E-URL")
         return Unavailable(
             f"No data worker answers: {', '.join(self.urls)}.", why="; ".join(self.down.values()),
             do="Start one (`trainyard serve --role data`), or correct the setting data_workers.", code="E-URL",
@@ -147,11 +150,7 @@ class DataWorkers:
 
         Contents that are stored already are not sent again, so that doing it again adds nothing.
         """
-        tenant, name = repository.split("/")
-        body = {"name": name, "organization": tenant, "type": kind.removesuffix("s")}
-        with suppress(Conflict):  # it exists
-            self.request("POST", "/api/repos/create", json=body)
-        api = f"/api/{kind}/{repository}"
+        self.create(kind, repository)
         head = self.find_commit(kind, repository, "main")
         stored = {entry["path"]: entry for entry in self.list_files(kind, repository, head)}
         prepared = (self.prepare(kind, repository, path, file, stored) for path, file in sorted(files.items()))
@@ -159,10 +158,29 @@ class DataWorkers:
         lines += [{"key": "deletedFile", "value": {"path": path}} for path in sorted(stored.keys() - files.keys())]
         if not lines:
             return head
+        return self.commit(kind, repository, lines, summary)
+
+    def create(self, kind: str, repository: str) -> None:
+        """Make a repository unless it exists. Raises as `request` does."""
+        tenant, name = repository.split("/")
+        body = {"name": name, "organization": tenant, "type": kind.removesuffix("s")}
+        with suppress(Conflict):
+            self.request("POST", "/api/repos/create", json=body)
+
+    def commit(self, kind: str, repository: str, lines: Sequence[JsonObject], summary: str) -> str:
+        """Commit lines to main and return the commit's id. Raises as `request` does."""
         text = "\n".join(json.dumps(line) for line in [{"key": "header", "value": {"summary": summary}}, *lines])
         headers = {"content-type": "application/x-ndjson"}
-        answer = self.request("POST", f"{api}/commit/main", content=text.encode(), headers=headers)
+        answer = self.request("POST", f"/api/{kind}/{repository}/commit/main", content=text.encode(), headers=headers)
         return str(answer.json()["commitOid"])
+
+    def tag(self, kind: str, repository: str, tag: str, commit: str) -> None:
+        """Tag a commit. Raises `Conflict` (`E-OBJECT-EXISTS`) for a tag that exists."""
+        self.request("POST", f"/api/{kind}/{repository}/tag/{commit}", json={"tag": tag})
+
+    def squash(self, kind: str, repository: str) -> None:
+        """Make one commit of the history of main, so that removed files are collected. Raises as `request` does."""
+        self.request("POST", f"/api/{kind}/{repository}/super-squash/main", json={})
 
     def prepare(
         self, kind: str, repository: str, path: str, file: Path, stored: Mapping[str, JsonObject]

@@ -172,6 +172,20 @@ class Repositories:
                     return commit
         raise stale_parent(name, branch, parent or "its head", "changing")
 
+    def squash(self, name: RepositoryName, branch: str, draft: Commit) -> Commit:
+        """Replace the history of a branch by one commit with the same files: what it had before is collected."""
+        while True:
+            refs, version = self.load_refs(name)
+            if refs is None:
+                raise missing_repository(name)
+            if branch not in refs.branches:
+                raise missing_revision(name, branch)
+            files = self.resolve(name, refs.branches[branch]).files
+            commit = self.write_commit(name, replace(draft, files=files, parent="", time=self.now()))
+            moved = replace(refs, branches={**refs.branches, branch: commit.id})
+            if self.storage.write(f"{name.folder}/refs.json", moved.to_json(), version):
+                return commit
+
     def change_refs(self, name: RepositoryName, edit: Callable[[Refs], Refs]) -> None:
         while True:
             refs, version = self.load_refs(name)
