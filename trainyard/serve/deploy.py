@@ -33,7 +33,7 @@ from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Canary, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
 from trainyard.serve.trial import read_object, read_trial, try_adapter_folder
-from trainyard.serve.versions.worker import upload_version
+from trainyard.serve.worker_uploads import upload_version
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType

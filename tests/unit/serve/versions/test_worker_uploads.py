@@ -15,7 +15,7 @@ from tests.data_worker import DataWorker, make_data_worker, serving_data
 from tests.unit.serve.conversion.adapter_files import make_adapter
 from trainyard.errors import Unavailable
 from trainyard.serve.versions.hub import HubAddress, pull_from_hub
-from trainyard.serve.versions.worker import upload_version
+from trainyard.serve.worker_uploads import upload_version
 from trainyard.settings import Settings, settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.repositories.names import RepositoryName

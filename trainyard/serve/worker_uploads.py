@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trainyard.errors import NotFound
-from trainyard.serve.versions.publication import stage
+from trainyard.serve.publication import stage
 from trainyard.settings import Settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.repositories.client import open_data_workers
