@@ -146,6 +146,22 @@ class RepositorySettings(ScriptSettings):
     data_quotas_mb: dict[str, int] = Field(
         default_factory=dict, description="Tenant -> its quota in MiB, instead of data_quota_mb."
     )
+    data_workers: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+$")], ...] = Field(
+        (), description="Addresses of data workers, of which the first that answers is used: http://127.0.0.1:8892."
+    )
+    data_worker_key_env: Variable = Field(
+        "DATA_WORKER_TOKEN", description="Environment variable with the token for data_workers alone."
+    )
+
+    data_worker_uploads: tuple[Literal["adapters", "checkpoints"], ...] = Field(
+        (),
+        description="What is uploaded to the data worker without being asked: adapter versions as they are deployed, "
+        "checkpoints of the backend native.",
+    )
+
+    @property
+    def listed_data_workers(self) -> frozenset[str]:
+        return frozenset(self.data_workers)
 
 
 class PlanSettings(RepositorySettings):

@@ -15,8 +15,8 @@ from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_folder, device_lock
 from trainyard.data.functions import ENVIRONMENT
-from trainyard.settings import Settings
-from trainyard.spec.axes.backends import SERVICE_VARIABLES
+from trainyard.settings import Settings, settings
+from trainyard.spec.axes.backends import SERVICE_VARIABLES, BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
@@ -223,8 +223,15 @@ def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
 
 
 def mirror_address(job: TrainingJob) -> str | None:
-    """Return the job's own folder in the object store: another job must never continue from it."""
+    """Return the job's own folder in the object store: another job must never continue from it.
+
+    Without `engine.mirror` it is a repository of the data worker, where the setting `data_worker_uploads` says so.
+    """
     address = job.config.engine.mirror
+    is_probe = job.run.startswith(PROBE_RUN)
+    uploads = settings().data_worker_uploads if job.config.backend is BackendName.NATIVE and not is_probe else ()
+    if address is None and "checkpoints" in uploads:
+        return f"data-worker://{job.tenant or settings().tenant}/checkpoints-{job.work_name}"
     return f"{address.rstrip('/')}/{job.work_name}" if address else None
 
 

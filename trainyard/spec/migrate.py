@@ -133,6 +133,23 @@ def job_words(body: Any) -> Any:
     return trainer_words(settings)
 
 
+def chain_words(body: Any) -> object:
+    """Return a chain in our words: `tenant_id` of rows on a data worker is the tenant of the chain."""
+    nodes = body.get("nodes") if isinstance(body, Mapping) else None
+    if not isinstance(nodes, list | tuple):
+        return body
+    chain = {**body, "nodes": list(nodes)}
+    for index, node in enumerate(nodes):
+        config = node.get("config") if isinstance(node, Mapping) else None
+        if not (isinstance(config, Mapping) and config.get("data_worker") and "tenant_id" in config):
+            continue
+        if chain.get("tenant") in (None, config["tenant_id"]):
+            chain["tenant"] = config["tenant_id"]
+            kept = {key: value for key, value in config.items() if key != "tenant_id"}
+            chain["nodes"][index] = {**node, "config": kept}
+    return chain
+
+
 def night_words(body: Any) -> object:
     """Return the training of a night in our words: `preference` has the settings of its dpo buckets."""
     if not isinstance(body, Mapping) or not isinstance(preference := body.get("preference"), Mapping):
