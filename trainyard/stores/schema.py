@@ -51,6 +51,7 @@ KINDS: Mapping[str, StoredKind] = {
     "object": StoredKind(()),
     "openai": StoredKind(("tenants/*/openai/*/*.json",)),
     "pin": StoredKind(("pins/*.json",)),
+    "rental": StoredKind(("rentals/*.json",)),
     "run": StoredKind(("runs/*/result.json",)),
     "service": StoredKind(("services/*.json", "services/started/*.json")),
     "session": StoredKind(("sessions/*/session.json", "sessions/*/status.json")),
