@@ -106,6 +106,11 @@ class RentSettings(MoneySettings):
     rent_setup: str = Field(
         "python3 -m pip install --quiet trainyard", description="Command that installs Trainyard on a rented machine."
     )
+    rent_shutdown: str = Field(
+        "sudo -n shutdown -h now || shutdown -h now || kill -TERM 1",
+        min_length=1,
+        description="Command by which a rented machine ends itself at max_duration.",
+    )
 
 
 class ApiSettings(RentSettings):

@@ -78,6 +78,10 @@ class RunInput(Request):
     yes: FewRows = False
     tags: Tags = ()
     group: Group = ""
+    queue: str = Field(
+        "", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?$",
+        description="Work queue of the pool, such as that of a rented machine; default: the deployment's.",
+    )  # fmt: skip
 
 
 class EjectInput(Request):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from urllib.parse import urlsplit
 
 import httpx
 
 from trainyard.app.context import Context
 from trainyard.app.services import require_api_url
-from trainyard.compute.rent.joining import connect, forward_back, read_login, set_deadline, start_script
+from trainyard.compute.rent.joining import connect, forward_back, read_host_key, read_login, set_deadline, start_script
 from trainyard.compute.rent.rentals import Rental, normalize_gpu
 from trainyard.compute.rent.renting import Renter
 from trainyard.errors import TrainyardError, Unavailable
+from trainyard.locations import checkout
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_header, read_auth
 
@@ -37,8 +39,9 @@ async def work_remotely(rental: Rental, renter: Renter, context: Context) -> Non
     settings = context.settings
     api, queue = require_api_url(settings), name_queue(rental)
     rental = await wait_for_address(rental, renter)
-    async with connect(read_login(rental.ssh, settings.rent_ssh_key)) as connection:
-        await set_deadline(connection, rental.limits.max_duration_s - rental.age_s)
+    async with connect(read_login(rental.ssh, settings.rent_ssh_key, rental.host_key)) as connection:
+        rental = renter.store.put(rental.model_copy(update={"host_key": read_host_key(connection)}))
+        await set_deadline(connection, rental.limits.max_duration_s - rental.age_s, settings.rent_shutdown)
         await asyncio.to_thread(create_queue, api, queue, settings)
         port = await forward_back(connection, urlsplit(api).port or 80)
         worker = await start_script(connection, worker_lines(rental, settings, queue),
@@ -94,27 +97,42 @@ def is_busy(api: str, queue: str, settings: Settings) -> bool:
 
 def create_queue(api: str, queue: str, settings: Settings) -> None:
     """Make the queue of a host class in this home's pool; one that is there stays."""
-    address = f"{api}/work_pools/{settings.work_pool}/queues/"
+    address = f"{api}/work_pools/{settings.work_pool}/queues"
     reply = httpx.post(address, json={"name": queue}, headers=headers(settings), timeout=TIMEOUT_S)
     if not reply.is_success and reply.status_code != CONFLICT:
-        raise Unavailable(f"Prefect made no queue {queue}: {reply.text[:200]}", do="Run `trainyard up` first.",
+        raise Unavailable(f"Prefect made no queue {queue}: {reply.status_code} {reply.text[:200]}", do="Run `trainyard up` first.",
                           code="E-RENT")  # fmt: skip
 
 
 def headers(settings: Settings) -> dict[str, str]:
-    return dict(auth_header(read_auth(settings)))
+    return dict(auth_header(read_login_string(settings)))
+
+
+def read_login_string(settings: Settings) -> str | None:
+    """Return what opens the Prefect server: the caller's own, else that of this home."""
+    return os.environ.get(CLIENT_VARIABLE) or read_auth(settings)
 
 
 def worker_lines(rental: Rental, settings: Settings, queue: str) -> list[str]:
-    """Return the script that installs Trainyard and starts the worker."""
+    """Return the script that installs Trainyard and starts the worker.
+
+    Runs carry the folders of this home: they are made there, and this checkout's is a link to the installed one.
+    """
+    home, work, project = (shlex.quote(str(path)) for path in (settings.home, settings.working_folder, checkout()))
+    installed = "$(python3 -c 'from trainyard.locations import checkout; print(checkout())')"
     name = f"rented-{rental.key}"
     start = f"prefect worker start --type process --pool {settings.work_pool} --work-queue {queue} --name {name}"
-    return [settings.rent_setup, f"exec {start}"]
+    return [
+        settings.rent_setup,
+        f"mkdir -p {home} {work}",
+        f'[ -e {project} ] || {{ mkdir -p "$(dirname {project})" && ln -s "{installed}" {project}; }}',
+        f"exec {start}",
+    ]
 
 
 def worker_environment(rental: Rental, settings: Settings, port: int) -> dict[str, str]:
     """Return the variables of the worker: its way to Prefect, and its price, so that runs know what they cost."""
-    auth = os.environ.get(CLIENT_VARIABLE) or read_auth(settings)
+    auth = read_login_string(settings)
     return {
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         **({CLIENT_VARIABLE: auth} if auth else {}),

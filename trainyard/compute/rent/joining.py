@@ -24,8 +24,6 @@ from trainyard.errors import Unavailable
 if TYPE_CHECKING:
     from asyncssh import SSHClientConnection, SSHClientProcess
 
-SHUTDOWN = "sudo -n shutdown -h now || shutdown -h now || kill -TERM 1"
-"""Ends a virtual machine, or the container of a pod."""
 ADDRESS = re.compile(r"(?:ssh )?(?P<user>[a-z_][\w.-]*)@(?P<host>[\w.:-]+)(?: -p (?P<port>\d+))?")
 CONNECT_S = 20.0
 
@@ -84,7 +82,7 @@ def read_host_key(connection: SSHClientConnection) -> str:
     return "" if key is None else key.export_public_key().decode().strip()
 
 
-async def set_deadline(connection: SSHClientConnection, seconds: float, shutdown: str = SHUTDOWN) -> None:
+async def set_deadline(connection: SSHClientConnection, seconds: float, shutdown: str) -> None:
     """Let the machine shut itself down after a time, whatever becomes of this one. Raises `Unavailable` (`E-SSH`)."""
     inner = shlex.quote(f"sleep {max(1, round(seconds))}; {shutdown}")
     command = f"(setsid nohup sh -c {inner} >/dev/null 2>&1 </dev/null &) && echo set"

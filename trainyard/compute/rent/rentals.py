@@ -130,6 +130,8 @@ class Rental(Frozen):
     """What it has cost until the last look."""
     ssh: str = ""
     """`user@host -p port`, once it is known."""
+    host_key: str = ""
+    """The machine's public key, once it was reached over SSH."""
     reason: str = ""
     """Why it was released."""
 
