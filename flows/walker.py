@@ -43,6 +43,7 @@ from trainyard.app.run_records import (
     read_chain,
     read_events,
 )
+from trainyard.backends.ledger_entry import format_time
 from trainyard.compute.child import RUN_VARIABLE
 from trainyard.compute.events import EventTail
 from trainyard.errors import TrainyardError
@@ -63,7 +64,7 @@ from trainyard.spec.estimate.verdict import find_floor
 from trainyard.spec.graph import ResolvedChain
 from trainyard.spec.states import NOT_DEPLOYED_DETAIL
 from trainyard.stores.artifacts import NodeOutput
-from trainyard.stores.live.job_ids import TENANT_TAG, find_continued_run, find_job_id
+from trainyard.stores.live.job_ids import SENDER_TAG, TENANT_TAG, find_continued_run, find_job_id
 from trainyard.stores.spending import SpendingStore
 from trainyard.tracing import span
 
@@ -230,8 +231,24 @@ def run_info(chain: ResolvedChain) -> RunInfo:
         refresh,
         continues=continues,
         id=find_run_id(chain),
+        ledger=describe_run(chain),
         max_spend=chain.max_spend,
     )
+
+
+def describe_run(chain: ResolvedChain) -> dict[str, Any]:
+    """Return the fields of the run that each of its entries in the ledger has."""
+    requested = flow_run.scheduled_start_time
+    sender = next((tag.removeprefix(SENDER_TAG) for tag in flow_run.tags if tag.startswith(SENDER_TAG)), "")
+    return {
+        "job": find_run_id(chain),
+        "chain": chain.name,
+        "chain_revision": chain.digest,
+        "theme": chain.theme,
+        "tags": list(chain.tags),
+        "requested": format_time(requested.timestamp()) if requested else None,
+        "sender": f"token:{sender}" if sender else "",
+    }
 
 
 def accepts_few_rows() -> bool:

@@ -1,4 +1,4 @@
-"""Compare the OpenAI wire with OpenAI's public OpenAPI document, and print a table for docs/openai.md.
+"""Compare the OpenAI wire with OpenAI's public OpenAPI document, and print a table.
 
     git clone https://github.com/openai/openai-openapi
     python -m tools.openai_conformance openai-openapi/openapi.json

@@ -49,26 +49,25 @@ PASSED = (
     Passed("CC CXX CFLAGS CXXFLAGS LDFLAGS MAX_JOBS CMAKE_* TRITON_* SOURCE_DATE_EPOCH", "compilers of kernels"),
     Passed("CUDA_* CUDNN_* CUBLAS_* NVIDIA_* HIP_* HSA_* ROCR_* ROCM_* GPU_* ONEAPI_* ZE_* SYCL_* METAL_*", "devices"),
     Passed(
-        "OMP_* GOMP_* KMP_* MKL_* OPENBLAS_* NUMEXPR_* VECLIB_* BLIS_* RAYON_* ARROW_* MALLOC_* ATEN_* ONEDNN_* DNNL_* "
-        "TOKENIZERS_PARALLELISM",
+        "OMP_* GOMP_* KMP_* MKL_* OPENBLAS_* NUMEXPR_* VECLIB_* BLIS_* RAYON_* ARROW_* MALLOC_* ATEN_* ONEDNN_* DNNL_* TOKENIZERS_PARALLELISM",
         "threads and CPU kernels",
     ),
     Passed(
-        "TORCH_* PYTORCH_* TORCHINDUCTOR_* TORCHELASTIC_* NCCL_* GLOO_* UCX_* FI_* TP_* MASTER_ADDR MASTER_PORT RANK "
-        "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE",
+        "TORCH_* PYTORCH_* TORCHINDUCTOR_* TORCHELASTIC_* NCCL_* GLOO_* UCX_* FI_* TP_* MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE",
         "PyTorch and its processes",
     ),
     Passed(
-        "HF_* TRANSFORMERS_* ACCELERATE_* DS_* DEEPSPEED_* BITSANDBYTES_* BNB_* VLLM_* GGML_* LLAMA_* MLX_* UNSLOTH_* "
-        "AXOLOTL_* WANDB_* MLFLOW_* TRACKIO_* TQDM_*",
+        "HF_* TRANSFORMERS_* ACCELERATE_* DS_* DEEPSPEED_* BITSANDBYTES_* BNB_* VLLM_* GGML_* LLAMA_* MLX_* UNSLOTH_* AXOLOTL_* WANDB_* MLFLOW_* TRACKIO_* TQDM_*",
         "libraries; their caches and offline switches, not HF_TOKEN or WANDB_API_KEY",
     ),
-    Passed("TINKER_BASE_URL TINKER_PROJECT_ID", "where a step service is, without its key"),
+    Passed(
+        "TINKER_BASE_URL TINKER_PROJECT_ID TOGETHER_BASE_URL FIREWORKS_BASE_URL",
+        "where a step service is, without its key",
+    ),
     Passed("STORAGE_EMULATOR_HOST GRPC_*", "where an object store is, without what opens it"),
     Passed("http_proxy https_proxy no_proxy all_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY", "the way out"),
     Passed(
-        "TRACEPARENT OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_TRACES_ENDPOINT OTEL_RESOURCE_ATTRIBUTES "
-        "OTEL_SERVICE_NAME OTEL_SDK_DISABLED OTEL_TRACES_SAMPLER OTEL_TRACES_SAMPLER_ARG",
+        "TRACEPARENT OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_TRACES_ENDPOINT OTEL_RESOURCE_ATTRIBUTES OTEL_SERVICE_NAME OTEL_SDK_DISABLED OTEL_TRACES_SAMPLER OTEL_TRACES_SAMPLER_ARG",
         "where spans go, without the headers, which may contain a key",
     ),
     Passed("SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE", "certificates"),
@@ -88,8 +87,8 @@ TERMINALS_OWN = frozenset(
 of the user's imports the modules next to it; Trainyard's programs are started with `-P`."""
 KEY_HOLDERS = ("worker", "watchdog")
 """Services that get the keys of endpoints: the worker calls them, the watchdog starts a worker that died."""
-STEP_KEY = "TINKER_API_KEY"
-"""The key of the Tinker SDK, for trainers that name no endpoint."""
+STEP_KEYS = frozenset({"TINKER_API_KEY", "TOGETHER_API_KEY", "FIREWORKS_API_KEY"})
+"""The keys of the SDKs of step services, for trainers that name no endpoint."""
 RENT_KEY, RENTERS = "PRIME_API_KEY", ("api", "watchdog")
 """The key that rents machines, and the services that get it: the API rents, the watchdog releases."""
 KEYS_ELSEWHERE = "TRAINYARD_KEYS_ELSEWHERE"
@@ -137,9 +136,9 @@ def service_environment(name: str, settings: Settings, keys: Iterable[str] = ())
 
 
 def key_variables(settings: Settings) -> frozenset[str]:
-    """The variables with the keys of the endpoints and of the Tinker SDK, and with that of checkpoints."""
+    """The variables with the keys of the endpoints and of step services, and with that of checkpoints."""
     names = frozenset(endpoint.api_key_env for endpoint in settings.endpoints.values() if endpoint.api_key_env)
-    return names | {STEP_KEY} | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
+    return names | STEP_KEYS | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
 
 
 def is_key_missing(variable: str | None) -> bool:

@@ -152,7 +152,23 @@ class ScriptSettings(ApiSettings):
     )
 
 
-class PlanSettings(ScriptSettings):
+class RepositorySettings(ScriptSettings):
+    """Settings of the data worker, which stores repositories, and of programs that use one."""
+
+    data_storage: str = Field(
+        "",
+        description="Where the data worker stores repositories: a bucket such as s3://bucket/prefix, gs:// or az://; "
+        "empty: TRAINYARD_HOME/repositories.",
+    )
+    data_quota_mb: int = Field(
+        102_400, ge=0, description="MiB that the contents of one tenant may take on the data worker."
+    )
+    data_quotas_mb: dict[str, int] = Field(
+        default_factory=dict, description="Tenant -> its quota in MiB, instead of data_quota_mb."
+    )
+
+
+class PlanSettings(RepositorySettings):
     """Settings of checks and plans."""
 
     plan_read_s: float = Field(
@@ -174,6 +190,9 @@ class MachineSettings(PlanSettings):
     )
     mirror_stores: tuple[str, ...] = Field(
         (), description="Buckets to which chains may copy checkpoints, such as gs://bucket/prefix."
+    )
+    gpu_provider: str = Field(
+        "local", min_length=1, max_length=63, description="Who provides this machine's devices, for the ledger."
     )
     lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
     vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
@@ -354,6 +373,11 @@ class Settings(MachineSettings):
     @property
     def chains(self) -> Path:
         return self.home / "chains"
+
+    @property
+    def repositories(self) -> Path:
+        """Storage and uploads in progress of the data worker."""
+        return self.home / "repositories"
 
     @property
     def services(self) -> Path:

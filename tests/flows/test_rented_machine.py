@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 from prefect.client.orchestration import get_client
 
@@ -16,6 +17,7 @@ from tests.flows.conftest import FlowServer
 from tests.sshd import NOT_HERE, SSHD, Sshd
 from trainyard.app.context import Context
 from trainyard.app.stack.rented import create_queue, hold_machine, name_queue
+from trainyard.compute.child import kill
 from trainyard.compute.rent.prime import PrimeService
 from trainyard.compute.rent.rentals import OfferQuery, RentalLimits, RentalStore
 from trainyard.compute.rent.renting import Renter
@@ -60,7 +62,7 @@ def test_a_run_of_its_queue_is_done_and_the_idle_machine_released(
             "working_folder": tmp_path,
             "rent_ssh_key": sshd.key_file,
             "rent_setup": f"export PATH={Path(sys.executable).parent}:$PATH",
-            "rent_shutdown": "true",  # this machine is not to end
+            "rent_shutdown": f"touch {tmp_path}/ended",  # in place of the end of this machine
         }
     )
     double, lines = PrimeDouble(address=sshd.address), list[str]()
@@ -93,6 +95,13 @@ def test_a_run_of_its_queue_is_done_and_the_idle_machine_released(
     finally:
         sshd.process.terminate()
         sshd.process.wait()
+        deadlines = [
+            process for process in psutil.process_iter(["cmdline"])
+            if f"touch {tmp_path}/ended" in " ".join(process.info["cmdline"] or ())
+        ]  # fmt: skip
+        for process in deadlines:
+            kill([*process.children(), process])
+    assert len(deadlines) == 1
     assert ended[0].startswith("Completed"), (ended, lines)
     assert not double.running()
     assert renter.store.get("desk").reason == "idle for 300 s"

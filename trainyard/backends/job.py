@@ -15,8 +15,8 @@ from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_folder, device_lock
 from trainyard.data.functions import ENVIRONMENT
-from trainyard.inherited import STEP_KEY
 from trainyard.settings import Settings
+from trainyard.spec.axes.backends import SERVICE_VARIABLES
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
@@ -28,7 +28,6 @@ from trainyard.stores.live.job_ids import read_chain_facts
 from trainyard.stores.models import resolve_model
 from trainyard.stores.whole import move_folder, write_json_durably
 
-SERVICE_URL = "TINKER_BASE_URL"
 """The Tinker SDK's address, for a trainer that names no endpoint; empty for the paid service."""
 
 
@@ -210,7 +209,8 @@ def find_step_service(config: TrainerConfig, base: str, settings: Settings) -> T
         return find_endpoint(service.endpoint, settings).model_copy(update={"model": model})
     if service is not None and service.base_url is not None:
         return TeacherServer(base_url=service.base_url, model=model, private_hosts=settings.private_hosts)
-    return TeacherServer(base_url=os.environ.get(SERVICE_URL, ""), model=model, api_key_env=STEP_KEY)
+    variables = SERVICE_VARIABLES[config.backend]
+    return TeacherServer(base_url=os.environ.get(variables.url, ""), model=model, api_key_env=variables.key)
 
 
 def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:

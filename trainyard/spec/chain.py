@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import rfc8785
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
@@ -22,6 +22,12 @@ MAX_NODES = 10_000
 """Nodes of one chain. Over the cap is an error with its number, never a truncation."""
 
 
+THEME = "Subject of the training, such as customer support; it is in the ledger and among the run's tags."
+LABELS = "Labels of its runs, which lists show and the ledger keeps."
+Theme = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+Labels = tuple[Name, ...]
+
+
 class ChainSpec(Strict):
     """Chain as a user writes it. Nodes without `needs` follow the node above them."""
 
@@ -30,6 +36,8 @@ class ChainSpec(Strict):
     tenant: Name = Field("default", description="Owner of its data and adapters.")
     max_spend: Dollars | None = omit_default(None, description="USD that one run may spend; no limit by default.")
     nodes: tuple[Node, ...] = Field(min_length=1, max_length=MAX_NODES)
+    theme: Theme = omit_default("", description=THEME)
+    tags: Labels = omit_default((), max_length=16, description=LABELS)
 
 
 class Source(Strict):
@@ -71,6 +79,8 @@ class ResolvedChain(Strict):
     nodes: tuple[ResolvedNode, ...]
     order: tuple[str, ...]
     digest: str
+    theme: str = omit_default("")
+    tags: tuple[str, ...] = omit_default(())
     max_spend: Dollars | None = omit_default(None)
     """US dollars that a run may spend; no part of the digest."""
 

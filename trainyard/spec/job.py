@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import BAD_FRACTION, DataFormat
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.chain import ChainSpec
+from trainyard.spec.chain import LABELS, THEME, ChainSpec, Labels, Theme
 from trainyard.spec.migrate import job_words
 from trainyard.spec.money import Dollars
 from trainyard.spec.nodes import (
@@ -52,6 +52,8 @@ class JobSpec(TrainingSettings):
     name: Name = Field("training-job", description="Of the job, in lists and reports.")
     tenant: Name = Field("default", description="Owner of its data and adapters.")
     dataset: DatasetSpec
+    theme: Theme = omit_default("", description=THEME)
+    tags: Labels = omit_default((), max_length=16, description=LABELS)
     max_spend: Dollars | None = omit_default(None, description="USD that the job may spend; no limit by default.")
 
     @model_validator(mode="before")
@@ -67,6 +69,8 @@ def chain_of_job(job: JobSpec) -> ChainSpec:
     return ChainSpec(
         name=job.name,
         tenant=job.tenant,
+        theme=job.theme,
+        tags=job.tags,
         max_spend=job.max_spend,
         nodes=(
             DataSourceNode(type="data_source", config=data),

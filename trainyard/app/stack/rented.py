@@ -100,8 +100,10 @@ def create_queue(api: str, queue: str, settings: Settings) -> None:
     address = f"{api}/work_pools/{settings.work_pool}/queues"
     reply = httpx.post(address, json={"name": queue}, headers=headers(settings), timeout=TIMEOUT_S)
     if not reply.is_success and reply.status_code != CONFLICT:
-        raise Unavailable(f"Prefect made no queue {queue}: {reply.status_code} {reply.text[:200]}", do="Run `trainyard up` first.",
-                          code="E-RENT")  # fmt: skip
+        raise Unavailable(
+            f"Prefect made no queue {queue}: {reply.status_code} {reply.text[:200]}", do="Run `trainyard up` first.",
+            code="E-RENT",
+        )  # fmt: skip
 
 
 def headers(settings: Settings) -> dict[str, str]:
