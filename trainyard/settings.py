@@ -98,11 +98,16 @@ class ScriptSettings(ApiSettings):
 
 
 class PlanSettings(ScriptSettings):
-    """Settings of checks and plans."""
+    """Settings of checks and plans, and of jobs at cloud providers."""
 
     plan_read_s: float = Field(
         5.0, ge=0.1, le=600, description="Seconds that a check or a plan reads local data before it extrapolates."
     )
+    provider_poll_s: float = Field(30.0, gt=0, le=3600, description="Seconds between looks at a cloud provider's job.")
+    provider_settle_s: float = Field(
+        90.0, gt=0, le=3600,
+        description="Seconds that a provider's list has to stay without a job before its lost submission is repeated.",
+    )  # fmt: skip
 
 
 class MachineSettings(PlanSettings):
