@@ -142,13 +142,11 @@ class ScriptSettings(ApiSettings):
     )
     script_wrapper: tuple[str, ...] = Field(
         (),
-        description="Program and arguments that run a training script with limits or as another user, such as "
-        '["prlimit", "--as=64000000000"]; the script\'s command follows them.',
+        description='Program and arguments that run a training script with limits or as another user, such as ["prlimit", "--as=64000000000"]; the script\'s command follows them.',
     )
 
     allow_unconfined_code: bool = Field(
-        False,
-        description="Whether code that a model has written runs where the operating system cannot confine it.",
+        False, description="Whether code that a model has written runs where the operating system cannot confine it."
     )
 
 
@@ -157,8 +155,7 @@ class RepositorySettings(ScriptSettings):
 
     data_storage: str = Field(
         "",
-        description="Where the data worker stores repositories: a bucket such as s3://bucket/prefix, gs:// or az://; "
-        "empty: TRAINYARD_HOME/repositories.",
+        description="Where the data worker stores repositories: a bucket such as s3://bucket/prefix, gs:// or az://; empty: TRAINYARD_HOME/repositories.",
     )
     data_quota_mb: int = Field(
         102_400, ge=0, description="MiB that the contents of one tenant may take on the data worker."
@@ -175,8 +172,7 @@ class RepositorySettings(ScriptSettings):
 
     data_worker_uploads: tuple[Literal["adapters", "checkpoints"], ...] = Field(
         (),
-        description="What is uploaded to the data worker without being asked: adapter versions as they are deployed, "
-        "checkpoints of the backend native.",
+        description="What is uploaded to the data worker without being asked: adapter versions as they are deployed, checkpoints of the backend native.",
     )
 
     @property
@@ -185,11 +181,16 @@ class RepositorySettings(ScriptSettings):
 
 
 class PlanSettings(RepositorySettings):
-    """Settings of checks and plans."""
+    """Settings of checks and plans, and of jobs at cloud providers."""
 
     plan_read_s: float = Field(
         5.0, ge=0.1, le=600, description="Seconds that a check or a plan reads local data before it extrapolates."
     )
+    provider_poll_s: float = Field(30.0, gt=0, le=3600, description="Seconds between looks at a cloud provider's job.")
+    provider_settle_s: float = Field(
+        90.0, gt=0, le=3600,
+        description="Seconds that a provider's list has to stay without a job before its lost submission is repeated.",
+    )  # fmt: skip
 
 
 class MachineSettings(PlanSettings):
@@ -255,8 +256,7 @@ class Settings(MachineSettings):
         (), description="Buckets that chains may read with this machine's credentials, such as s3://bucket/prefix."
     )
     databases: dict[str, Variable] = Field(
-        default_factory=dict,
-        description="Name -> environment variable with the URL of a database.",
+        default_factory=dict, description="Name -> environment variable with the URL of a database."
     )
     converters: dict[str, FunctionReference] = Field(
         default_factory=dict, description="Name -> `FILE.py:function` or `module:function` that converts a row of data."

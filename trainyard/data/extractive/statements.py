@@ -160,7 +160,9 @@ class Reader:
             besides = topics_by_answer.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
             for candidate in self.topics(passage, topic, most, besides):
                 answer = self.answer_about(candidate, passage)
-                yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(passage.sentences))
+                yield Statement(
+                    candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(passage.sentences)
+                )
         yield from self.read_shared(section_passages, topic)
 
     def answer_about(self, candidate: Candidate, passage: Passage) -> str:
@@ -169,8 +171,10 @@ class Reader:
         index = next((number for number, part in enumerate(parts) if candidate.is_in(plain_text(part))), 0)
         rest = " ".join(parts[index:])
         named = re.match(r"(?:the|der|die|das|den) \S+$", candidate.text, re.I)
-        sound = num_words(rest) >= LEAST_PART and soundness.is_whole(rest, self.language) and is_sentence(
-            sentences.sentences(rest)[0], self.language
+        sound = (
+            num_words(rest) >= LEAST_PART
+            and soundness.is_whole(rest, self.language)
+            and is_sentence(sentences.sentences(rest)[0], self.language)
         )
         return rest if sound and not named and not soundness.ADDS.search(sentences.sentences(rest)[0]) else passage.text
 
@@ -199,7 +203,9 @@ class Reader:
                 answer = " ".join(groups[index] for index in having)
                 if num_words(answer) > MOST_SHARED_WORDS or answer in used:
                     continue
-                if self.language == ENGLISH and POINTERS[ENGLISH].search(re.sub(r"^(?:the|all|each) ", "", candidate.text)):
+                if self.language == ENGLISH and POINTERS[ENGLISH].search(
+                    re.sub(r"^(?:the|all|each) ", "", candidate.text)
+                ):
                     continue
                 used.add(answer)
                 self.used_phrases.add(key)
