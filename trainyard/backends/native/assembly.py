@@ -35,6 +35,7 @@ from trainyard.spec.estimate.timing import default_interval, save_steps
 from trainyard.spec.packages import LIGER
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
+from trainyard.train.checkpoint.state import restore_weights
 from trainyard.train.contracts import Encoded, Head, Scores, StageSpec
 from trainyard.train.evaluation import HeldOut, build_prompt
 from trainyard.train.latent import table as latent
@@ -353,6 +354,16 @@ def require_room(module: LatentModule, context: int | None, max_length: int) -> 
             do=f"Use a max_length of at most {context - module.positions}, or fewer thoughts.",
             code="E-DATA-TOO-LONG",
         )
+
+
+def gather_policy(policy: Policy, session: Session, job: TrainingJob) -> Policy:
+    """Return the policy with its complete trained weights. Where they are sharded, the policy is loaded again."""
+    if not session.parallelism.is_sharded:
+        return policy
+    weights = session.snapshot().parts["weights"]
+    whole = build(policy_request(job, "cpu"), with_reference=False)
+    restore_weights(whole.model, weights)
+    return whole
 
 
 def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path, *, verify: bool = True) -> None:

@@ -25,7 +25,7 @@ from trainyard.backends.native.assembly import (
     NativeRun,
     assemble,
     choose_attention_kernel,
-    policy_request,
+    gather_policy,
     save_trained,
     set_determinism,
 )
@@ -45,7 +45,7 @@ from trainyard.spec.training import EvalSettings, TrainerConfig
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoint.checkpoints import require_space
 from trainyard.train.checkpoint.mirror import find_step
-from trainyard.train.checkpoint.state import Snapshot, require_same, restore_weights
+from trainyard.train.checkpoint.state import Snapshot, require_same
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.contracts import StepRecord
 from trainyard.train.evaluation import PeriodicEvaluation
@@ -53,8 +53,6 @@ from trainyard.train.history import choose_comparison
 from trainyard.train.loop import Save, count_done
 from trainyard.train.loop import train as run_loop
 from trainyard.train.losses.scoring import CRITIC
-from trainyard.train.methods.contract import Policy
-from trainyard.train.methods.table import build
 from trainyard.train.model.precision import find_accelerator
 from trainyard.train.optimizers import optimizer_facts
 from trainyard.train.parallel.session import PEERS
@@ -198,7 +196,7 @@ def train_on_device(
         take_best(run, folder / CHECKPOINT_FOLDER, mirror)
     run.session.show_served()
     frame.require_moved(job, run.policy.model, began_with, explain_standstill(run))
-    run.policy = build_served_policy(run)
+    run.policy = gather_policy(run.policy, run.session, run.job)
     record = training_record(run, time.monotonic() - started)
     frame.require_finite_weights(run.policy.model)
     frame.save_result(job, folder, record, lambda target: write_result(run, target))
@@ -340,16 +338,6 @@ def begin_facts(run: NativeRun) -> JsonObject:
         "attention": str(run.policy.model.config._attn_implementation),
         "attention_why": choose_attention_kernel(run.job, run.device).why,
     }
-
-
-def build_served_policy(run: NativeRun) -> Policy:
-    """Return the policy with its complete trained weights. Where they are sharded, the policy is loaded again."""
-    if not run.session.parallelism.is_sharded:
-        return run.policy
-    weights = run.session.snapshot().parts["weights"]
-    whole = build(policy_request(run.job, "cpu"), with_reference=False)
-    restore_weights(whole.model, weights)
-    return whole
 
 
 def training_record(run: NativeRun, seconds: float) -> JsonObject:
