@@ -9,6 +9,7 @@ the first number is drawn.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from trainyard.backends.native.assembly import (
 )
 from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, RUNG, log_restart
 from trainyard.backends.trl.loading import pick_device, template_sha256
+from trainyard.callbacks import ignore
 from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.compute.gpus import device_memory
 from trainyard.data.renderers.choice import choose_template
@@ -47,7 +49,7 @@ from trainyard.train.checkpoint.checkpoints import require_space
 from trainyard.train.checkpoint.mirror import find_step
 from trainyard.train.checkpoint.state import Snapshot, require_same
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
-from trainyard.train.contracts import StepRecord
+from trainyard.train.contracts import Cursor, StepRecord
 from trainyard.train.evaluation import PeriodicEvaluation
 from trainyard.train.history import choose_comparison
 from trainyard.train.loop import Save, count_done
@@ -138,8 +140,16 @@ def teacher_shape(job: TrainingJob) -> ModelShape | None:
 
 
 def train_on_device(
-    job: TrainingJob, folder: Path, events: Events, device: str, *, team: Team | None = None, server: object = None
+    job: TrainingJob,
+    folder: Path,
+    events: Events,
+    device: str,
+    *,
+    team: Team | None = None,
+    server: object = None,
+    ready: Callable[[], None] = ignore,
 ) -> None:
+    """Train from the newest checkpoint to the end; `ready` is called when everything has loaded."""
     mirror = mirror_address(job)
     checkpoint = find_newest(folder / CHECKPOINT_FOLDER, mirror)
     restarted_from = log_restart(folder / DECISIONS_FILE, checkpoint, events)
@@ -150,6 +160,7 @@ def train_on_device(
     began_with = frame.sum_bits(run.policy.model)  # as at its very first step, also where it continues
     if checkpoint.path is not None:
         resume(run, checkpoint.path, events)
+    ready()
     events.emit("begin", restarted_from=restarted_from, **begin_facts(run))
     started, evaluation = time.monotonic(), job.config.eval
     tracked_run = TrackedRun(folder, "trainyard", job.digest[:12], job.config.model_dump(mode="json"))
@@ -179,7 +190,7 @@ def train_on_device(
             save_steps=run.save_steps,
             stop=lambda: events.stop_requested() or is_at_stop(run),
             hooks=[
-                ExchangeReporter(run.session),
+                ExchangeReporter(run),
                 *build_evaluation(run, save, events),
                 StepReporter(run, report),
                 ConstantRewards(events.emit),
@@ -285,11 +296,15 @@ def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str
 class ExchangeReporter:
     """Adds what the processes exchanged to each step's metrics: of islands, steps and bytes."""
 
-    def __init__(self, session: Session) -> None:
-        self.parallelism = session.parallelism
+    def __init__(self, run: NativeRun) -> None:
+        self.run, self.parallelism = run, run.session.parallelism
 
     def on_step(self, record: StepRecord) -> None:
         record.metrics.update(self.parallelism.facts())
+        if self.parallelism.healed:  # the state of another island, with its steps
+            epoch, step = divmod(count_done(self.run.session), self.run.feed.plan.steps_per_epoch)
+            self.run.progress.cursor = Cursor(epoch, step, 0)
+            self.parallelism.healed = False
 
 
 class StepReporter:
