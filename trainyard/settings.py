@@ -142,7 +142,8 @@ class ScriptSettings(ApiSettings):
     )
     script_wrapper: tuple[str, ...] = Field(
         (),
-        description='Program and arguments that run a training script with limits or as another user, such as ["prlimit", "--as=64000000000"]; the script\'s command follows them.',
+        description="Program and arguments that run a training script with limits or as another user, such as "
+        '["prlimit", "--as=64000000000"]; the script\'s command follows them.',
     )
 
     allow_unconfined_code: bool = Field(
@@ -155,7 +156,8 @@ class RepositorySettings(ScriptSettings):
 
     data_storage: str = Field(
         "",
-        description="Where the data worker stores repositories: a bucket such as s3://bucket/prefix, gs:// or az://; empty: TRAINYARD_HOME/repositories.",
+        description="Where the data worker stores repositories: a bucket such as s3://bucket/prefix, gs:// or az://; "
+        "empty: TRAINYARD_HOME/repositories.",
     )
     data_quota_mb: int = Field(
         102_400, ge=0, description="MiB that the contents of one tenant may take on the data worker."
@@ -172,7 +174,8 @@ class RepositorySettings(ScriptSettings):
 
     data_worker_uploads: tuple[Literal["adapters", "checkpoints"], ...] = Field(
         (),
-        description="What is uploaded to the data worker without being asked: adapter versions as they are deployed, checkpoints of the backend native.",
+        description="What is uploaded to the data worker without being asked: adapter versions as they are deployed, "
+        "checkpoints of the backend native.",
     )
 
     @property
