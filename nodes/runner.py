@@ -247,15 +247,16 @@ def run_node(
     run: RunInfo,
     prepare: Prepare,
     slot: Slot = skip_slot,
+    *,
     describe: Describe = describe_nothing,
 ) -> State[NodeOutput]:
     """Run one node. The returned state's message is what a user reads: a failure says what, why and what to do."""
     with span(f"node {node.id}", type=node.type, run=run.id or run.run_id):
-        return carry_out_node(node, upstream, run, prepare, slot, describe)
+        return carry_out_node(node, upstream, run, prepare, slot, describe=describe)
 
 
 def carry_out_node(
-    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot, describe: Describe
+    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot, *, describe: Describe
 ) -> State[NodeOutput]:
     context = open_context(node, upstream, run)
     if closed := next((name for name, output in upstream.items() if is_closed_gate(output.facts)), ""):

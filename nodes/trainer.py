@@ -34,7 +34,7 @@ from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 @task(name="trainer", **NODE_TASK)
 def trainer(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Train with the config's stage, method and backend, and account for every token."""
-    return run_node(node, upstream, run, prepare, slot, describe)
+    return run_node(node, upstream, run, prepare, slot, describe=describe)
 
 
 def describe(context: NodeContext, output: NodeOutput, started: float, seconds: float) -> JsonMapping:

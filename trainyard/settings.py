@@ -122,7 +122,7 @@ class MachineSettings(PlanSettings):
         "local", min_length=1, max_length=63, description="Who provides this machine's devices, for the ledger."
     )
     gpu_usd_per_hour: float | None = Field(
-        None, ge=0, description="Price of one device of this machine for an hour, for the ledger's cost; unset: unknown."
+        None, ge=0, description="US dollars for an hour of one device here, for the ledger's cost; unset: unknown."
     )
     lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
     vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
