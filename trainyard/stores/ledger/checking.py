@@ -243,9 +243,7 @@ def fold(hashes: list[bytes]) -> bytes:
     return hashes[0]
 
 
-def check_other_files(
-    ledger: Ledger, head: Head, leaves: list[bytes], result: LedgerVerification
-) -> None:
+def check_other_files(ledger: Ledger, head: Head, leaves: list[bytes], result: LedgerVerification) -> None:
     """Check the tiles of earlier checkpoints, which are beginnings of those of this one, and name all other files."""
     current = {tile.path for tile in list_tiles(head.size)}
     sizes = {tile.path: len(head.tiles.read(tile)) for tile in list_readable(head)}

@@ -6,6 +6,7 @@ writes it, the one that has the ledger's lock.
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -38,7 +39,16 @@ class LedgerIndex:
             self._memory.commit()
             return
         assert self.path is not None
-        with closing(sqlite3.connect(self.path, timeout=BUSY_S)) as connection:
+        try:
+            with self._connect(self.path) as connection:
+                yield connection
+        except sqlite3.OperationalError as error:
+            number = errno.ENOSPC if "full" in str(error) else errno.EIO
+            raise OSError(number, f"SQLite: {error}", str(self.path)) from error
+
+    @contextmanager
+    def _connect(self, path: Path) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
             connection.execute("PRAGMA synchronous = OFF")  # what a power cut spoils is made again
             connection.executescript(SCHEMA)
             with connection:

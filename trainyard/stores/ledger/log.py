@@ -291,6 +291,9 @@ class Ledger:
             receipts.append(Receipt(numbers[text]))
         if entries:
             self._write(key, head, entries)
+            new = ((head.size + at, json.loads(entry), hash_leaf(entry)) for at, entry in enumerate(entries))
+            with suppress(OSError):  # they are in the log; the next append brings the index up to it
+                self.index.add(new)
         else:  # they were written by a process that may have failed or died before its last flush
             self.files.fsync_folder(self.folder)
         return receipts
