@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ from trainyard.prefect_api.states import (
     INTERRUPTED,
     NOT_DEPLOYED,
     SKIPPED,
+    SPENDING_LIMIT,
     STOPPED_NAMES,
     WANTED_EVERY_S,
     make_state_reader,
@@ -72,6 +74,8 @@ Upstream = dict[str, NodeOutput]
 
 STOPPED = "E-STOPPED"
 """Code of a node that ended because its run was paused, cancelled or preempted, which is not a failure."""
+SPENDING = "E-SPEND"
+"""Code of a training that a spending limit refuses before it starts."""
 BUDGET = "budget"
 """Reason of a supervised child that was stopped because its wall time was used up."""
 NODE_TASK: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": True, "log_prints": False}
@@ -99,6 +103,8 @@ class RunInfo:
     """What names it to users: the job's id, or `run_id` where no trainer is part of it."""
     ledger: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the run that each of its entries in the ledger has."""
+    max_spend: Decimal | None = None
+    """US dollars that the run may spend."""
 
 
 @dataclass(frozen=True)
@@ -246,17 +252,17 @@ def run_node(
     upstream: Upstream,
     run: RunInfo,
     prepare: Prepare,
-    slot: Slot = skip_slot,
     *,
+    slot: Slot = skip_slot,
     describe: Describe = describe_nothing,
 ) -> State[NodeOutput]:
     """Run one node. The returned state's message is what a user reads: a failure says what, why and what to do."""
     with span(f"node {node.id}", type=node.type, run=run.id or run.run_id):
-        return carry_out_node(node, upstream, run, prepare, slot, describe=describe)
+        return carry_out_node(node, upstream, run, prepare, slot=slot, describe=describe)
 
 
 def carry_out_node(
-    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot, *, describe: Describe
+    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, *, slot: Slot, describe: Describe
 ) -> State[NodeOutput]:
     context = open_context(node, upstream, run)
     if closed := next((name for name, output in upstream.items() if is_closed_gate(output.facts)), ""):
@@ -276,7 +282,7 @@ def carry_out_node(
             return build_stopped_state(context, error)
         context.note_failure(error)
         record_node(context, FAILED, code=error.code)
-        return Failed(message=str(error))
+        return Failed(name=SPENDING_LIMIT if error.code == SPENDING else "Failed", message=str(error))
     name = "Cached" if output.reused else "Completed"
     return Completed(name=name, message=("reused: " if output.reused else "") + message, data=output)
 
@@ -367,12 +373,17 @@ def build_not_deployed_state(context: NodeContext, error: NotDeployed) -> State[
 
 
 def build_stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutput]:
-    """Return the state of a node that was stopped, named after the reason; a budget that is used up is a failure."""
+    """Return the state of a node that was stopped, named after the reason; time or money that is used up is a
+    failure."""
     reason = getattr(error, "reason", "")
     if reason == BUDGET:
         message = f"{error.what} Its budget of wall time is used up. Do: Resume it, and it continues for as long again."
         context.record.emit(context.node.id, "failed", message=message, error=error.as_dict())
         return Failed(name=BUDGET_EXCEEDED, message=message)
+    if reason == DesiredState.SPEND:
+        message = f"{error.what} Do: {error.do}"
+        context.record.emit(context.node.id, "failed", message=message, error=error.as_dict())
+        return Failed(name=SPENDING_LIMIT, message=message)
     if reason not in STOPPED_NAMES:
         # Another process stopped the child, or the node is not a trainer: the run's own state says why.
         reason = context.desired_state().value

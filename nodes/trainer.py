@@ -34,7 +34,7 @@ from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 @task(name="trainer", **NODE_TASK)
 def trainer(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Train with the config's stage, method and backend, and account for every token."""
-    return run_node(node, upstream, run, prepare, slot, describe=describe)
+    return run_node(node, upstream, run, prepare, slot=slot, describe=describe)
 
 
 def describe(context: NodeContext, output: NodeOutput, started: float, seconds: float) -> JsonMapping:
@@ -168,4 +168,5 @@ def build_job(context: NodeContext) -> TrainingJob:
         node=context.node.id,
         continues=context.run.continues,
         until=context.run.until.get(context.node.id),
+        max_spend=context.run.max_spend,
     )

@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
-from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.compute.gpus import physical_cores
 from trainyard.spec.axes.backends import BackendName
 
@@ -84,19 +83,15 @@ def table(results: Results, now: datetime) -> str:
         f"Measured on {now:%Y-%m-%d}, {platform.system()} {platform.machine()}, Python {platform.python_version()}, "
         f"{physical_cores()} CPU cores; a model of two layers, 16 rows, three passes.",
         "",
-        "| backend | version | what the chain trained | loss | chain | other tests |",
-        "|---|---|---|---|---|---|",
+        "| backend | version | trained | loss | chain |",
+        "|---|---|---|---|---|",
     ]
     for name in HERE:
-        facts, counts = results.chains.get(name, {}), results.tests.get(name, Counter())
+        facts = results.chains.get(name, {})
         trained = f"{facts['stage']}, {facts['method']}" if "stage" in facts else "-"
         loss = f"{facts['first_loss']} → {facts['final_loss']}" if "first_loss" in facts else "-"
-        num_others = counts["passed"] - (facts.get("state") == "passed")
         ended = f"{facts['state']}, {facts['seconds']} s" if facts else "not run"
-        location = "own environment" if name in ENVIRONMENTS else "built in"
-        version = f"{facts.get('version', '-')} ({location})"
-        bad = "".join(f", {counts[state]} {state}" for state in ("failed", "skipped") if counts[state])
-        lines.append(f"| `{name.value}` | {version} | {trained} | {loss} | {ended} | {num_others} passed{bad} |")
+        lines.append(f"| `{name.value}` | {facts.get('version', '-')} | {trained} | {loss} | {ended} |")
     return "\n".join(lines)
 
 

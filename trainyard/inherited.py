@@ -63,7 +63,10 @@ PASSED = (
         "AXOLOTL_* WANDB_* MLFLOW_* TRACKIO_* TQDM_*",
         "libraries; their caches and offline switches, not HF_TOKEN or WANDB_API_KEY",
     ),
-    Passed("TINKER_BASE_URL TINKER_PROJECT_ID", "where a step service is, without its key"),
+    Passed(
+        "TINKER_BASE_URL TINKER_PROJECT_ID TOGETHER_BASE_URL FIREWORKS_BASE_URL",
+        "where a step service is, without its key",
+    ),
     Passed("STORAGE_EMULATOR_HOST GRPC_*", "where an object store is, without what opens it"),
     Passed("http_proxy https_proxy no_proxy all_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY", "the way out"),
     Passed(
@@ -88,8 +91,8 @@ TERMINALS_OWN = frozenset(
 of the user's imports the modules next to it; Trainyard's programs are started with `-P`."""
 KEY_HOLDERS = ("worker", "watchdog")
 """Services that get the keys of endpoints: the worker calls them, the watchdog starts a worker that died."""
-STEP_KEY = "TINKER_API_KEY"
-"""The key of the Tinker SDK, for trainers that name no endpoint."""
+STEP_KEYS = frozenset({"TINKER_API_KEY", "TOGETHER_API_KEY", "FIREWORKS_API_KEY"})
+"""The keys of the SDKs of step services, for trainers that name no endpoint."""
 KEYS_ELSEWHERE = "TRAINYARD_KEYS_ELSEWHERE"
 """Set in a service that does not get the keys: whether one is set is then known to the worker alone."""
 WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")
@@ -135,9 +138,9 @@ def service_environment(name: str, settings: Settings, keys: Iterable[str] = ())
 
 
 def key_variables(settings: Settings) -> frozenset[str]:
-    """The variables with the keys of the endpoints and of the Tinker SDK, and with that of checkpoints."""
+    """The variables with the keys of the endpoints and of step services, and with that of checkpoints."""
     names = frozenset(endpoint.api_key_env for endpoint in settings.endpoints.values() if endpoint.api_key_env)
-    return names | {STEP_KEY} | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
+    return names | STEP_KEYS | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
 
 
 def is_key_missing(variable: str | None) -> bool:

@@ -11,8 +11,10 @@ Example file:
 
 from __future__ import annotations
 
+import datetime
 import json
 import tomllib
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -58,7 +60,40 @@ class Endpoint(BaseModel):
     model: str | None = Field(None, description="The server's own name for the model, when it differs.")
 
 
-class ApiSettings(BaseSettings):
+Usd = Annotated[Decimal, Field(ge=0, le=10**9, allow_inf_nan=False)]
+"""An amount of US dollars."""
+
+
+class PriceSetting(BaseModel):
+    """Price of a backend, from its provider's list."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    usd: Usd
+    per: Literal["hour", "million_tokens", "step"] = "hour"
+    source: str = Field(min_length=1, max_length=200, description="Where the price was read.")
+    date: datetime.date = Field(description="When it was read.")
+
+
+class MoneySettings(BaseSettings):
+    """Settings of prices and spending limits, in US dollars."""
+
+    price_per_hour: Usd | None = Field(None, description="Price of an hour of one device of this machine, in USD.")
+    price_per_kwh: Usd | None = Field(
+        None, description="Price of a kWh in USD, for the energy of the GPUs whose driver measures their power."
+    )
+    price_date: datetime.date | None = Field(None, description="Date of this machine's prices; default: today.")
+    prices: dict[str, PriceSetting] = Field(
+        default_factory=dict, description="Backend -> its price; it wins over price_per_hour."
+    )
+    max_spend_per_run: Usd | None = Field(None, description="USD that one run may spend; max_spend of a chain: less.")
+    max_spend_per_month: Usd | None = Field(None, description="USD that all runs of a calendar month (UTC) may spend.")
+    max_spend_of_tenants: dict[str, Usd] = Field(
+        default_factory=dict, description="Tenant -> USD that its runs of a calendar month (UTC) may spend."
+    )
+
+
+class ApiSettings(MoneySettings):
     """Settings of the service that answers the REST API."""
 
     api_hosts: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$|^\[[0-9a-f:]+\]$")], ...] = Field(
@@ -97,7 +132,23 @@ class ScriptSettings(ApiSettings):
     )
 
 
-class PlanSettings(ScriptSettings):
+class RepositorySettings(ScriptSettings):
+    """Settings of the data worker, which stores repositories, and of programs that use one."""
+
+    data_storage: str = Field(
+        "",
+        description="Where the data worker stores repositories: a bucket such as s3://bucket/prefix, gs:// or az://; "
+        "empty: TRAINYARD_HOME/repositories.",
+    )
+    data_quota_mb: int = Field(
+        102_400, ge=0, description="MiB that the contents of one tenant may take on the data worker."
+    )
+    data_quotas_mb: dict[str, int] = Field(
+        default_factory=dict, description="Tenant -> its quota in MiB, instead of data_quota_mb."
+    )
+
+
+class PlanSettings(RepositorySettings):
     """Settings of checks and plans."""
 
     plan_read_s: float = Field(
@@ -108,7 +159,9 @@ class PlanSettings(ScriptSettings):
 class MachineSettings(PlanSettings):
     """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
-    embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
+    embedded_port: int = Field(
+        0, ge=0, le=65535, description="Port of the embedded model server; 0: the last one if it is free."
+    )
     prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
     work_pool: str = "trainyard"
     threads: int = Field(0, ge=0, description="Threads of a CPU training child; 0 means one per physical core.")
@@ -120,9 +173,6 @@ class MachineSettings(PlanSettings):
     )
     gpu_provider: str = Field(
         "local", min_length=1, max_length=63, description="Who provides this machine's devices, for the ledger."
-    )
-    gpu_usd_per_hour: float | None = Field(
-        None, ge=0, description="US dollars for an hour of one device here, for the ledger's cost; unset: unknown."
     )
     lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
     vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
@@ -278,6 +328,11 @@ class Settings(MachineSettings):
         return self.home / "timings"
 
     @property
+    def spending(self) -> Path:
+        """What trainings have cost (`stores/spending.py`)."""
+        return self.home / "spending"
+
+    @property
     def choices(self) -> Path:
         """What this machine has decided for trainings that leave it open (`backends/choices.py`)."""
         return self.home / "choices"
@@ -293,6 +348,11 @@ class Settings(MachineSettings):
     @property
     def chains(self) -> Path:
         return self.home / "chains"
+
+    @property
+    def repositories(self) -> Path:
+        """Storage and uploads in progress of the data worker."""
+        return self.home / "repositories"
 
     @property
     def services(self) -> Path:

@@ -15,19 +15,19 @@ from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_folder, device_lock
 from trainyard.data.functions import ENVIRONMENT
-from trainyard.inherited import STEP_KEY
 from trainyard.settings import Settings
+from trainyard.spec.axes.backends import SERVICE_VARIABLES
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
 from trainyard.spec.model_schema import list_changes
+from trainyard.spec.money import Dollars
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK
 from trainyard.stores.live.job_ids import read_chain_facts
 from trainyard.stores.models import resolve_model
 from trainyard.stores.whole import move_folder, write_json_durably
 
-SERVICE_URL = "TINKER_BASE_URL"
 """The Tinker SDK's address, for a trainer that names no endpoint; empty for the paid service."""
 
 
@@ -107,6 +107,8 @@ class TrainingJob(JobData, JobMachine):
     """Run or sweep whose work it continues: of a job that was retried the first one; empty for its own run's."""
     until: int | None = None
     """Step after which this execution saves and stops; the same job continues from there. None: its last step."""
+    max_spend: Dollars | None = Field(None, exclude_if=lambda value: value is None)
+    """US dollars that its run may spend."""
 
     @property
     def teacher_folder(self) -> str | None:
@@ -207,7 +209,8 @@ def find_step_service(config: TrainerConfig, base: str, settings: Settings) -> T
         return find_endpoint(service.endpoint, settings).model_copy(update={"model": model})
     if service is not None and service.base_url is not None:
         return TeacherServer(base_url=service.base_url, model=model, private_hosts=settings.private_hosts)
-    return TeacherServer(base_url=os.environ.get(SERVICE_URL, ""), model=model, api_key_env=STEP_KEY)
+    variables = SERVICE_VARIABLES[config.backend]
+    return TeacherServer(base_url=os.environ.get(variables.url, ""), model=model, api_key_env=variables.key)
 
 
 def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
@@ -243,6 +246,7 @@ PLACES = {
     "node",
     "continues",
     "until",
+    "max_spend",
     "data",
     "base",
     "adapter",

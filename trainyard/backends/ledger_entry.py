@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.chain import digest
+from trainyard.spec.money import round_usd
 from trainyard.stores.ledger.log import Ledger
 
 FLOPS_OF_FULL, FLOPS_OF_ADAPTER = 6, 4
 """Per parameter and token: forward 2, gradients of the activations 2, of the weights 2, which an adapter has not
 (Kaplan et al., Scaling Laws for Neural Language Models, 2020, 2.1)."""
-NO_PRICE = {"source": "not set: TRAINYARD_GPU_USD_PER_HOUR"}
+NO_PRICE = {"source": "not set: TRAINYARD_PRICE_PER_HOUR"}
 
 
 def format_time(seconds: float) -> str:
@@ -42,7 +44,7 @@ def describe_training(
     """Return the nine fields of a training, and what else an auditor needs; `record` is its `training.json`."""
     device, price = describe_device(job), describe_price(job, settings)
     trained_tokens = int((record.get("tokens") or {}).get("trained") or 0)
-    rate = price.get("amount")
+    rate = settings.price_per_hour if "amount" in price else None
     devices = max(1, len(job.devices))
     return {
         "date_time": format_time(started),
@@ -64,7 +66,12 @@ def describe_training(
         "final_loss": record.get("final_loss"),
         "flops": estimate_flops(job, trained_tokens),
         "energy_j": record.get("energy_j"),
-        "cost": None if rate is None else {"amount": round(rate * devices * seconds / 3600, 6), "currency": "USD"},
+        "cost": None
+        if rate is None
+        else {
+            "amount": str(round_usd(rate * devices * Decimal(seconds) / 3600)),
+            "currency": "USD",
+        },
         "earlier_weights": list(job.parents),
     }
 
@@ -83,9 +90,9 @@ def describe_price(job: TrainingJob, settings: Settings) -> JsonObject:
     """Return the price of a device for an hour, its currency and where it is from."""
     if job.config.backend.facts.remote:
         return {"source": f"billed by {job.config.backend.value}"}
-    if settings.gpu_usd_per_hour is None:
+    if settings.price_per_hour is None:
         return dict(NO_PRICE)
-    return {"amount": settings.gpu_usd_per_hour, "currency": "USD", "source": "settings"}
+    return {"amount": str(settings.price_per_hour), "currency": "USD", "source": "price_per_hour"}
 
 
 def describe_model(job: TrainingJob) -> JsonObject:

@@ -224,6 +224,7 @@ def run_text(result: Any) -> str:
     lines = [
         *node_table(result.nodes),
         message_text(f"{result.name}: {result.state_text}. {result.message}"),
+        *([f"cost: {result.cost.text}"] if result.cost is not None else []),
         result.url,
     ]
     return "\n".join([*lines, *next_lines(result.next)])
@@ -234,12 +235,25 @@ def plan_text(result: ChainPlan) -> str:
     header = ("node", "type", "takes", "result", "rows", "tokens", "steps", "memory", "time")
     lines = [f"chain {result.chain}, digest {result.digest[:12]}, tenant {result.tenant}"]
     lines.append(format_table([plan_row(node) for node in result.nodes], header))
+    lines += list_cost_lines(result)
     lines += [f"{decision.node}: {line}" for decision in result.decisions for line in decision.lines()]
     lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
     lines += [f"{node.id}: {choices_line(node.choices)}" for node in result.nodes if node.choices]
     lines += [f"{node.id}: {text}" for node in result.nodes for text in role_lines(node)]
     lines += [f"{node.id}: note: {text}" for node in result.nodes for text in node.advice]
     return "\n".join([*lines, *(refusal["line"] for refusal in result.refusals)])
+
+
+def list_cost_lines(result: Any) -> list[str]:
+    """Return the estimated cost of each training with its price, and of all with the chain's limit."""
+    lines = [
+        f"{node.id}: price {node.price.text}" + (f", about {node.cost.usd} USD" if node.cost is not None else "")
+        for node in result.nodes
+        if node.price is not None
+    ]
+    limit = "" if result.max_spend is None else f"; the run may spend {result.max_spend} USD"
+    total = "not known yet" if result.cost is None else f"about {result.cost.usd} USD"
+    return [*lines, f"cost: {total}{limit}"] if result.cost is not None or limit else lines
 
 
 def choices_line(choices: dict[str, str]) -> str:

@@ -25,6 +25,7 @@ WORDS: dict[str, Word] = {
     "schema": Word(TRAIN, "The settings of a node, template, job, night or the machine.", "nodes"),
     "chains": Word(TRAIN, "Chains that are stored here, as revisions that never change.", "chains"),
     "sessions": Word(TRAIN, "Step sessions: a model on a device, driven by eight verbs.", "sessions"),
+    "diloco": Word(TRAIN, "What islands behind slow links would send, before a job runs.", "distributed"),
     "import": Word(TRAIN, "Turn a config of Axolotl, LLaMA-Factory, TRL, … into a chain.", "import"),
     "export": Word(TRAIN, "Write a trainer of a chain as a config of another tool.", "import"),
     "eject": Word(TRAIN, "Write a training as a script and its rows, to run by hand.", "jobs"),

@@ -15,6 +15,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import Port
+from trainyard.spec.money import Dollars
 from trainyard.spec.nodes import NODE_CONFIGS, Name, Node, NodeType
 
 MAX_NODES = 10_000
@@ -33,6 +34,7 @@ class ChainSpec(Strict):
     name: Name = Field("chain", description="Of the chain, in runs and reports.")
     description: str = Field("", max_length=2000, description="For people.")
     tenant: Name = Field("default", description="Owner of its data and adapters.")
+    max_spend: Dollars | None = omit_default(None, description="USD that one run may spend; no limit by default.")
     nodes: tuple[Node, ...] = Field(min_length=1, max_length=MAX_NODES)
     theme: Theme = omit_default("", description=THEME)
     tags: Labels = omit_default((), max_length=16, description=LABELS)
@@ -79,6 +81,8 @@ class ResolvedChain(Strict):
     digest: str
     theme: str = omit_default("")
     tags: tuple[str, ...] = omit_default(())
+    max_spend: Dollars | None = omit_default(None)
+    """US dollars that a run may spend; no part of the digest."""
 
     @cached_property
     def by_id(self) -> dict[str, ResolvedNode]:

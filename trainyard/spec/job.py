@@ -11,6 +11,7 @@ from trainyard.spec.axes.data import BAD_FRACTION, DataFormat
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.chain import LABELS, THEME, ChainSpec, Labels, Theme
 from trainyard.spec.migrate import job_words
+from trainyard.spec.money import Dollars
 from trainyard.spec.nodes import (
     Columns,
     DataSourceConfig,
@@ -53,6 +54,7 @@ class JobSpec(TrainingSettings):
     dataset: DatasetSpec
     theme: Theme = omit_default("", description=THEME)
     tags: Labels = omit_default((), max_length=16, description=LABELS)
+    max_spend: Dollars | None = omit_default(None, description="USD that the job may spend; no limit by default.")
 
     @model_validator(mode="before")
     @classmethod
@@ -69,6 +71,7 @@ def chain_of_job(job: JobSpec) -> ChainSpec:
         tenant=job.tenant,
         theme=job.theme,
         tags=job.tags,
+        max_spend=job.max_spend,
         nodes=(
             DataSourceNode(type="data_source", config=data),
             TrainerNode(type="trainer", config=TrainerConfig(**shared)),

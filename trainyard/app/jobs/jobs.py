@@ -47,6 +47,7 @@ from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.model_schema import flatten_settings, list_changes
+from trainyard.spec.money import Cost
 from trainyard.spec.states import JobState
 from trainyard.spec.templates import TEMPLATES
 from trainyard.stores.jobs import NoteStore
@@ -76,11 +77,13 @@ class JobTraining(Response):
 
 
 class JobLabels(JobTraining):
-    """Name and note that people gave a job."""
+    """Group and note that people gave a job, and its cost."""
 
     group: str = ""
     """The group that it was started in, or its sweep."""
     note: str = ""
+    cost: Cost | None = None
+    """What its trainings have cost so far; None where no price is known."""
 
 
 class Job(JobLabels):

@@ -59,7 +59,7 @@ from trainyard.train.model.precision import (
     fuse_blocks,
 )
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.parallel.session import STRATEGIES, SharedSession
+from trainyard.train.parallel.session import SharedSession, make_strategy
 from trainyard.train.parallel.team import Team
 from trainyard.train.progress import SavedProgress
 from trainyard.train.rl.feed import RolloutFeed, RolloutPlan
@@ -104,6 +104,8 @@ class RunPlan:
     total_steps: int
     precision: Precision
     head: Head
+    ends: bool = True
+    """Whether the training ends after `total_steps`; a session goes on."""
 
 
 @dataclass
@@ -396,7 +398,8 @@ def open_session(
     if team is None:
         optimizer = make_optimizer(groups, config)
     else:
-        parallelism = STRATEGIES[config.launch.strategy](team, policy.model, config.launch)
+        parallelism = make_strategy(team, policy.model, config.launch)
+        parallelism.last_step = plan.total_steps if plan.ends else None
         optimizer = parallelism.optimizer(groups, config)
     engine = TrainState(
         model=policy.model,

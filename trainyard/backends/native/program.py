@@ -180,8 +180,15 @@ def train_on_device(
             save=save,
             save_steps=run.save_steps,
             stop=lambda: events.stop_requested() or is_at_stop(run),
-            hooks=[*build_evaluation(run, save, events), StepReporter(run, report), ConstantRewards(events.emit)],
+            hooks=[
+                ExchangeReporter(run.session),
+                *build_evaluation(run, save, events),
+                StepReporter(run, report),
+                ConstantRewards(events.emit),
+            ],
         )
+        if finished:
+            run.session.finish()
         if finished and outlives(job):
             save(run.session, run.progress)
     if not finished:
@@ -275,6 +282,16 @@ def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str
         if "counted" not in values["progress"]:
             text = "An earlier release made the checkpoint: what was trained before it is not in the account."
             events.emit("warning", text=text)
+
+
+class ExchangeReporter:
+    """Adds what the processes exchanged to each step's metrics: of islands, steps and bytes."""
+
+    def __init__(self, session: Session) -> None:
+        self.parallelism = session.parallelism
+
+    def on_step(self, record: StepRecord) -> None:
+        record.metrics.update(self.parallelism.facts())
 
 
 class StepReporter:

@@ -19,6 +19,7 @@ from trainyard.compute.rank_process import RANKS_FOLDER
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
 from trainyard.train.contracts import Head
+from trainyard.train.parallel.islands import join_islands
 from trainyard.train.parallel.session import END, SharedSession, serve
 from trainyard.train.parallel.team import Team
 
@@ -28,10 +29,12 @@ def train(folder: Path, events: Events) -> None:
     job = read_job(folder)
     device = pick_device(job.config.device)
     with join_ranks(folder, device) as team:
-        if team.leading:
-            lead(folder, events, team)
+        islands = job.config.launch.islands
+        crew = join_islands(team, islands) if islands > 1 else team
+        if crew.leading:
+            lead(folder, events, crew)
         else:
-            follow(folder, events, team, device)
+            follow(folder, events, crew, device)
 
 
 def lead(folder: Path, events: Events, team: Team) -> None:
@@ -41,8 +44,10 @@ def lead(folder: Path, events: Events, team: Team) -> None:
     except (Stopped, TrainyardError):
         if not team.broken:
             team.broadcast_command(END)
+            team.close()
         raise
     team.broadcast_command(END)
+    team.close()
 
 
 def follow(folder: Path, events: Events, team: Team, device: str) -> None:
@@ -58,7 +63,7 @@ def follow(folder: Path, events: Events, team: Team, device: str) -> None:
     if word == END:
         return
     sent = arguments[0]
-    plan = RunPlan(sent["total_steps"], Precision(sent["precision"]), Head(sent["head"]))
+    plan = RunPlan(sent["total_steps"], Precision(sent["precision"]), Head(sent["head"]), sent["ends"])
     location = (device, folder / RANKS_FOLDER / str(team.rank))
     session = assembly.open_session(job, policy, tokenizer, plan, location=location, team=team)
     policy.reference = None  # the session has it, and drops it on command

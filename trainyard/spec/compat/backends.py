@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from trainyard.errors import Reason
 from trainyard.spec.axes.axis import Strict
-from trainyard.spec.axes.backends import ALONE, EXTRA_CODE, OWN_KEYS, BackendName
+from trainyard.spec.axes.backends import ALONE, EXTRA_CODE, OWN_KEYS, SERVICE_VARIABLES, BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
@@ -154,9 +154,11 @@ def has_no_address(config: TrainerConfig, _: NodeView) -> bool:
     return config.backend is BackendName.REMOTE and (service is None or not (service.endpoint or service.base_url))
 
 
-def sends_key_elsewhere(config: TrainerConfig, _: NodeView) -> bool:
-    """Return whether the key of a service would go to an address that a chain names."""
-    return config.backend is BackendName.TINKER and config.service is not None and config.service.base_url is not None
+def sends_key_elsewhere(config: TrainerConfig, _: NodeView) -> Match:
+    """Return the variable with the address of a service whose key would go to one that a chain names."""
+    sends_key = config.backend in SERVICE_VARIABLES
+    is_chosen = config.service is not None and config.service.base_url is not None
+    return sends_key and is_chosen and {"variable": SERVICE_VARIABLES[config.backend].url}
 
 
 def begins_elsewhere(config: TrainerConfig, at: NodeView) -> Match:
@@ -190,7 +192,7 @@ BACKEND_ROWS = (
     Row(
         "service-key", "R-BACKEND-SETTING", "trainer", "config.service.base_url", sends_key_elsewhere,
         "The {config.backend} backend sends a key, which belongs to an address that the operator names.",
-        "Set TINKER_BASE_URL, write `service: {{endpoint: NAME}}`, or use backend remote, which sends no key there.",
+        "Set {variable}, write `service: {{endpoint: NAME}}`, or use backend remote, which sends no key there.",
     ),
     Row(
         "service-earlier", "R-ADAPTER", "trainer", "config.backend", begins_elsewhere,

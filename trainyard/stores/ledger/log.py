@@ -180,29 +180,35 @@ class Ledger:
             self._queue.append(ticket)
         with self._commit_lock:
             if ticket.receipts is None and ticket.error is None:
-                with self._queue_lock:
-                    batch, self._queue = self._queue, []
-                self._commit_all(batch)
+                self._commit_all()
         if ticket.error is not None:
             raise ticket.error
         assert ticket.receipts is not None
         return ticket.receipts
 
-    def _commit_all(self, batch: list[Ticket]) -> None:
+    def _commit_all(self) -> None:
+        """Commit what all threads wait for, also what comes while the lock is waited for and the log is checked."""
+        batch: list[Ticket] = []
         try:
             with translate_os_errors("The ledger was not written"):
                 make_folders(self.files, self.folder)
                 with self.files.locked(self.folder / ".lock"):
                     key, head = self._writable()
+                    batch += self._take_queue()
                     receipts = self._commit(key, head, [draft for ticket in batch for draft in ticket.drafts])
         except BaseException as error:
-            for ticket in batch:
+            for ticket in batch or self._take_queue():
                 ticket.error = error
             if not isinstance(error, Exception):
                 raise
             return
         for ticket in batch:
             ticket.receipts, receipts = receipts[: len(ticket.drafts)], receipts[len(ticket.drafts) :]
+
+    def _take_queue(self) -> list[Ticket]:
+        with self._queue_lock:
+            batch, self._queue = self._queue, []
+        return batch
 
     def _writable(self) -> tuple[SigningKey, Head]:
         """Return the key and the head, after a check that the end of the log is what the key has signed."""

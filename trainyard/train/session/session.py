@@ -235,10 +235,13 @@ class Session:
         tensors = self._outputs(on_device, outputs, inline) if outputs else {}
         if engine.rotation is not None:
             engine.rotation.show(self.global_step, engine.optimizer)
-        reference = self._reference_scores(on_device)
+        part, factor = self.parallelism.cut_batch(engine.stage, on_device)
+        reference = self._reference_scores(part)
         with strict_kernels(engine.strict), self.autocast():
-            scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
-            total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
+            scores = self.parallelism.scores(engine.stage, engine.model, part, engine.head)
+            total, metrics = engine.stage.loss(part, scores, reference, engine.config)
+        if factor != 1.0:
+            total, metrics = total * factor, {name: value * factor for name, value in metrics.items()}
         loss = total / (normalizer if normalizer is not None else units)
         return Forward(self.keep_graph(loss), loss.detach(), units, metrics, tensors)
 
@@ -378,6 +381,7 @@ class Session:
         else:
             self.global_step += 1
             engine.rate.step(metric)
+        self.parallelism.after_step(self.global_step + self.skipped)
         return Stepped(skipped, self.global_step, float(rate), norm)
 
     def _override_groups(self, learning_rate: float | None, options: Mapping[str, object]) -> list[JsonObject]:
@@ -455,6 +459,7 @@ class Session:
             "gradients": parallelism.gradients(engine.model) if self.accumulated or self.stale else {},
             "random": state.random_state(),
             "counters": {name: getattr(self, name) for name in COUNTERS},
+            **parallelism.own_parts(),
         }
         return Snapshot(parts, self.identity())
 
@@ -490,7 +495,9 @@ class Session:
         if "weights" in parts:
             self.parallelism.take_weights(engine.model, parts["weights"])
         if not everything:
+            self.parallelism.begin_from_weights()
             return
+        self.parallelism.take_own_parts(parts)
         if "optimizer" in parts:
             engine.optimizer.load_state_dict(parts["optimizer"])
         if "rate" in parts:
@@ -513,10 +520,16 @@ class Session:
     def show_served(self) -> None:
         """Put the weights in place that are served: schedule-free AdamW's average, not the point that it trains at."""
         switch_to_eval(self.engine.optimizer)
+        self.parallelism.show_served()
 
     def show_trained(self) -> None:
         """Put the weights in place that the next step moves."""
+        self.parallelism.show_trained()
         switch_to_train(self.engine.optimizer)
+
+    def finish(self) -> None:
+        """End a training: processes that trained apart come together."""
+        self.parallelism.finish()
 
     def reset_optimizer(self) -> None:
         """Let the optimizer begin again with what it had before its first step."""
