@@ -75,7 +75,7 @@ class Section:
     blocks: list[TextBlock] = field(default_factory=list)
     """Paragraphs and items in order."""
     code: list[tuple[str, str]] = field(default_factory=list)
-    """(paragraph before the block, code)."""
+    """(paragraph or item before the block, code)."""
 
 
 def outline(kind: str, text: str) -> list[Section]:
@@ -136,7 +136,7 @@ class Builder:
         self.current.blocks.append(TextBlock(text, around.list_id, number, label, around.lead, around.depth))
 
     def code(self, code: str) -> None:
-        before = self.current.paragraphs[-1] if self.current.paragraphs else ""
+        before = self.current.blocks[-1].text if self.current.blocks else ""
         self.current.code.append((before, code.rstrip()))
 
 
