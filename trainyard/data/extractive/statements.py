@@ -277,10 +277,8 @@ class Reader:
         pointer = POINTERS[self.language]
         near = topic and place_of(self.title, topic, ": ") != self.title
         own_sentences = {plain_text(sentence) for sentence in passage.sentences}
-        if near:  # other sentences of the section may mention a topic, but are not about it
-            other_sentences = [about for text, about in self.section_topics.items() if text not in own_sentences]
-        else:
-            other_sentences = [text for text in self.sentences if text not in own_sentences]
+        others = [text for text in (self.section_sentences if near else self.sentences) if text not in own_sentences]
+        subjects = [self.section_topics[text] for text in others] if near else others
         used_words = set(CONTENT[self.language](besides))
 
         def is_new(phrase: str) -> bool:
@@ -292,7 +290,7 @@ class Reader:
             bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
             if content and not used_words & content and not (self.language == ENGLISH and pointer.search(bare)):
                 candidates.append(candidate)
-        topics = passages.choose_topics(candidates, most, other_sentences, is_new)
+        topics = passages.choose_topics(candidates, most, others, subjects, is_new)
         self.used_phrases |= {(topic, candidate.text.lower()) for candidate in topics}
         return topics
 
