@@ -28,7 +28,7 @@ from trainyard.errors import Reason
 from trainyard.inherited import cloud_variables
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.strategies import Strategy
+from trainyard.spec.axes.strategies import DilocoEngine, Strategy
 from trainyard.spec.compat.backends import backend_reasons
 
 RANK_PROGRAM = "trainyard.compute.rank_process"
@@ -175,6 +175,8 @@ class OwnProgram(ExternalProgram):
     packages: tuple[str, ...]
     shared: str = ""
     """The child of a distributed training, where it is another."""
+    islands: str = ""
+    """The child that starts islands which may be lost."""
 
     def probe(self, settings: Settings | None = None) -> Probe:
         """A broken installation is reported, too."""
@@ -186,5 +188,8 @@ class OwnProgram(ExternalProgram):
 
     def command(self, job: TrainingJob, folder: Path) -> list[str]:
         """The launcher enters the contract first, so a stop during the slow imports is already understood."""
-        is_single = job.config.launch.strategy is Strategy.SINGLE
+        launch = job.config.launch
+        if launch.diloco is not None and launch.diloco.type is DilocoEngine.TORCHFT:
+            return [sys.executable, "-P", "-m", "trainyard.compute.launch", self.islands, str(folder)]
+        is_single = launch.strategy is Strategy.SINGLE
         return command(job, self.target if is_single else self.shared or self.target, folder)

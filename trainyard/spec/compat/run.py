@@ -10,6 +10,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import GeneratorKind
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.rewards import JudgeReward
+from trainyard.spec.axes.strategies import DilocoEngine
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, fill, join_words
 from trainyard.spec.compat.engine import GPUS, unfit_kernels
@@ -17,7 +18,7 @@ from trainyard.spec.compat.evaluator_deployer import each_target
 from trainyard.spec.compat.training import draws_by_vllm
 from trainyard.spec.estimate.shape import LEAST_LENGTH, BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
-from trainyard.spec.packages import GCS, LIGER, Package
+from trainyard.spec.packages import GCS, LIGER, TORCHFT, Package
 from trainyard.spec.training import TrainerConfig
 
 
@@ -156,6 +157,8 @@ def no_package(config: TrainerConfig, at: NodeView) -> Match:
     packages += [("quantization", format.value, format.facts.package)] if format else []
     asks_liger = next((name for name in ("head", "kernels") if getattr(config.engine, name) == "liger"), None)
     packages += [(f"engine.{asks_liger}", "liger", LIGER)] if asks_liger else []
+    if config.launch.diloco is not None and config.launch.diloco.type is DilocoEngine.TORCHFT:
+        packages.append(("launch.diloco", "torchft", TORCHFT))
     mirror = config.engine.mirror or ""
     packages += [("engine.mirror", mirror, GCS)] if urlsplit(mirror).scheme == "gs" else []
     packages += [("engine.trackers", name, Package((name,), name)) for name in config.engine.trackers]  # named as it is
