@@ -59,6 +59,7 @@ WITHOUT = {
     "trainyard/data/validation.py: validate": HASHED,
     "trainyard/evals/program.py: main": CHILD,
     "trainyard/evals/runner.py: write_report": HASHED,
+    "trainyard/serve/embedded.py: launch": CACHE,
     "trainyard/serve/conversion/merged.py: merge_files": GIVEN,
     "trainyard/serve/conversion/merged.py: write": GIVEN,
     "trainyard/serve/card.py: keep_card": GIVEN,

@@ -16,8 +16,12 @@ import binascii
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trainyard.errors import Corrupt, InvalidInput
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 ED25519, COSIGNATURE = 1, 4
 """Types of signatures: of the log itself, and of a witness, with its time."""
@@ -87,7 +91,7 @@ class SigningKey:
     def public(self) -> PublicKey:
         return PublicKey(self.name, self.kind, self._key().public_key().public_bytes_raw())
 
-    def _key(self) -> object:
+    def _key(self) -> Ed25519PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # 30 ms
 
         return Ed25519PrivateKey.from_private_bytes(self.seed)
