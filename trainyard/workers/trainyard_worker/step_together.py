@@ -152,7 +152,7 @@ class TogetherSteps:
     def score(self, session: SessionClient, rows: Rows) -> list[list[float]]:
         """Return the log-probabilities; a target of weight 0 would be answered by 0."""
         samples = [make_sample(row, weights=as_floats([1.0] * len(row["targets"]))) for row in rows]
-        output = session.trainer.forward(samples=samples, loss=LOSS, timeout=SLOW_S)  # type: ignore[arg-type]
+        output = session.trainer.forward(samples=samples, loss=LOSS, timeout=SLOW_S)
         if not output.loss_fn_outputs:
             raise ServiceError(CORRUPT, "A forward pass comes without log-probabilities.")
         return [[float(value) for value in record.tensors["logprobs"].data] for record in output.loss_fn_outputs]
@@ -162,12 +162,12 @@ class TogetherSteps:
         logprobs = self.forward(rows) if score else []
         samples = [make_sample(row) for row in rows]
         gradients = [{"data": [-value for value in values], "dtype": "D_TYPE_FLOAT32"} for values in weights]
-        self.policy.trainer.custom_forward_backward(samples=samples, gradients=gradients, timeout=SLOW_S)  # type: ignore[arg-type]
+        self.policy.trainer.custom_forward_backward(samples=samples, gradients=gradients, timeout=SLOW_S)
         return logprobs
 
     def step(self, **settings: float) -> float | None:
         self.synced = False
-        self.policy.trainer.optim_step(adam_params=settings, timeout=SLOW_S)  # type: ignore[arg-type]
+        self.policy.trainer.optim_step(adam_params=settings, timeout=SLOW_S)
         return None
 
     # Samples and scores
@@ -181,7 +181,7 @@ class TogetherSteps:
         answers = []
         for number, prompt in enumerate(prompts):
             result = self.policy.generator.sample(
-                {"chunks": [{"encoded_text": {"tokens": prompt}}]}, 1, {**options, "seed": (seed + number) % 2**31},  # type: ignore[typeddict-item]
+                {"chunks": [{"encoded_text": {"tokens": prompt}}]}, 1, {**options, "seed": (seed + number) % 2**31},
                 timeout=SLOW_S,
             )  # fmt: skip
             for sequence in result.sequences:
