@@ -63,6 +63,8 @@ class DesiredState(StrEnum):
     CANCEL = "cancel"
     PREEMPT = "preempt"
     """The caller itself has been asked to end, and the run continues later."""
+    SPEND = "spend"
+    """A spending limit is reached."""
 
 
 class Status(StrEnum):
@@ -79,7 +81,7 @@ class Outcome:
     exit_code: int
     """Negative: the number of the signal that ended it."""
     reason: str
-    """pause, cancel, preempt or budget if the parent asked; else the reason in the child's `stopped` event."""
+    """pause, cancel, preempt, spend or budget if the parent asked; else the reason in the child's `stopped` event."""
     error: JsonObject | None
     """{kind, code, what, why, do} of a failed program."""
     seconds: float

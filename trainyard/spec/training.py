@@ -34,7 +34,7 @@ from trainyard.spec.axes.stages import (
     Stage,
     StageSettings,
 )
-from trainyard.spec.axes.strategies import Strategy
+from trainyard.spec.axes.strategies import DEFAULT_ISLANDS, AnyDiloco, Strategy
 from trainyard.spec.migrate import device_word, parse_gpu, trainer_words
 
 FUSED = "moves the weights inside the backward pass: gradients could be neither accumulated, clipped nor saved"
@@ -160,6 +160,35 @@ class LaunchSettings(Strict):
     script: str | None = Field(
         None, min_length=1, max_length=256, description="Template of the script backend, by its name."
     )
+    diloco: AnyDiloco | None = omit_default(
+        None, description="Islands that exchange their weights every so many steps, over slow links; none by default."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def with_islands(cls, value: Any) -> object:
+        """Fill in what islands leave open: ddp inside an island, and one process for each."""
+        diloco = value.get("diloco") if isinstance(value, Mapping) else None
+        if diloco is None:
+            return value
+        number = diloco.get("num_islands") if isinstance(diloco, Mapping) else getattr(diloco, "num_islands", None)
+        usual = number if isinstance(number, int) else DEFAULT_ISLANDS
+        return {"strategy": Strategy.DDP, "processes": usual, **value}
+
+    @property
+    def islands(self) -> int:
+        """Return the groups of processes that train by themselves; 1 without diloco."""
+        return self.diloco.num_islands if self.diloco is not None else 1
+
+    @property
+    def island_size(self) -> int:
+        """Return the processes of one island: all of them without diloco."""
+        return max(1, self.processes // self.islands)
+
+    @property
+    def parts(self) -> int:
+        """Return the processes that share one copy of the weights with fsdp_hybrid; of an island, all by default."""
+        return self.shard_size or (self.processes // 2 if self.diloco is None else self.island_size)
 
 
 def bare_metric(value: Any) -> object:

@@ -172,7 +172,7 @@ def trainer_identity(config: TrainerConfig, settings: Settings) -> Iterator[Depe
 
 def source_digest(source_set: SourceSet, settings: Settings, run_id: str) -> str:
     """Local files by name, size and time of change; what is pinned by its pin; a URL or a repository by the run."""
-    if (remote := find_place(source_set)) is not None:
+    if (remote := find_place(source_set, settings)) is not None:
         pin = read_pin(remote, settings)
         return f"run/{run_id}/unlisted" if pin is None else pin.digest
     if source_set.sql is not None and source_set.sql.files:

@@ -73,6 +73,8 @@ class BackendFacts(Facts):
     `shared_prompts`: stages whose answers to one prompt can lie in one row behind it."""
     exports: tuple[Quantization, ...] = ()
     """Formats of the result, next to which a copy in full precision is written."""
+    trains_islands: bool = False
+    """Whether it trains islands by DiLoCo."""
     runs_scripts: bool = False
     """Whether `launch.script` names a training script, which then supports what it wants."""
     why: Mapping[str, str] = field(default_factory=dict)
@@ -99,8 +101,16 @@ class BackendFacts(Facts):
         return stage in self.by_stage.get(mark, ())
 
 
-def step_service(name: str, why: str) -> BackendFacts:
-    """Return a service that is trained at step by step (`backends/remote_steps`): what its wire has a place for."""
+def step_service(
+    name: str, why: str, *, fixed_alpha: bool = True, dropout: bool = False, layers: bool = True
+) -> BackendFacts:
+    """Return a service that is trained at step by step (`backends/remote_steps`): what its wire has a place for.
+
+    Without `fixed_alpha` the scale is the trainer's; `dropout` and `layers` say whether the wire has these settings.
+    """
+    adapter: dict[str, tuple[Any, ...]] = {"method.target_modules": SERVICE_TARGETS if layers else SERVICE_TARGETS[:1]}
+    adapter |= {"method.alpha": (SERVICE_ALPHA,)} if fixed_alpha else {}
+    adapter |= {} if dropout else {"method.dropout": (0.0,)}
     return BackendFacts(
         name,
         stages=(Stage.CPT, Stage.SFT, Stage.DPO, Stage.KTO, Stage.GRPO),
@@ -110,9 +120,7 @@ def step_service(name: str, why: str) -> BackendFacts:
         settings={
             "quantization": (None,),
             "hyperparameters.precision": (Precision.AUTO,),
-            "method.alpha": (SERVICE_ALPHA,),
-            "method.dropout": (0.0,),
-            "method.target_modules": SERVICE_TARGETS,
+            **adapter,
             "stage.temperature": (1.0,),
             "stage.environment": (None,),
             "stage.rollouts.engine": ("native",),
@@ -121,9 +129,12 @@ def step_service(name: str, why: str) -> BackendFacts:
             "hyperparameters.gradient_checkpointing", "launch.on_oom", "method.modules_to_save", "method.layers",
             "method.rslora", "stage.neftune_alpha", "stage.latent", "method.init", "rope", "added_tokens",
         ),
+        whole_numbers=() if fixed_alpha else ("method.alpha",),
         why={
             **dict.fromkeys(("method", "hyperparameters.optimizer"), why),
-            "method.alpha": "the service scales every adapter by 32",
+            **({"method.alpha": "the service scales every adapter by 32"} if fixed_alpha else {}),
+            "method.target_modules": "the service has an option for no others",
+            "method.dropout": "the service has no option for it",
             "stage.temperature": "the service scores tokens at temperature 1",
         },
     )  # fmt: skip
@@ -192,6 +203,7 @@ class BackendName(AxisValue):
         ),
         by_stage={"shared_prompts": (Stage.DPO, Stage.KTO)},
         methods=TRAINED_METHODS,
+        trains_islands=True,
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID),
         settings={"adapter": ("continue", "stack", "merge"), "launch.launcher": ("auto", "torchrun", "accelerate")},
         sharded={
@@ -331,6 +343,13 @@ class BackendName(AxisValue):
     )
     TINKER = step_service("tinker", "a session of the Tinker service is a LoRA adapter that AdamW moves")
     REMOTE = step_service("remote", "the Tinker wire of another Trainyard trains LoRA adapters by AdamW")
+    TOGETHER_STEPS = step_service(
+        "together_steps", "a session of Together is a LoRA adapter, which we move by its AdamW",
+        fixed_alpha=False, dropout=True, layers=False,
+    )  # fmt: skip
+    FIREWORKS_STEPS = step_service(
+        "fireworks_steps", "a serverless session of Fireworks is a LoRA adapter that AdamW moves", fixed_alpha=False
+    )
     TOGETHER = cloud_provider(
         "together",
         methods=(Method.LORA, Method.FULL),
@@ -357,6 +376,22 @@ CLOUD_PROVIDERS = tuple(name for name in BackendName if name.facts.provider is n
 """Backends that upload the rows to a provider, which trains."""
 STEP_SERVICES = tuple(name for name in BackendName if name.facts.remote and name not in CLOUD_PROVIDERS)
 """Backends whose forward and backward passes a service computes."""
+
+
+@dataclass(frozen=True)
+class ServiceVariables:
+    """Environment variables by which the SDK of a step service finds its address and its key."""
+
+    url: str
+    key: str
+
+
+SERVICE_VARIABLES = {
+    BackendName.TINKER: ServiceVariables("TINKER_BASE_URL", "TINKER_API_KEY"),
+    BackendName.TOGETHER_STEPS: ServiceVariables("TOGETHER_BASE_URL", "TOGETHER_API_KEY"),
+    BackendName.FIREWORKS_STEPS: ServiceVariables("FIREWORKS_BASE_URL", "FIREWORKS_API_KEY"),
+}
+"""Of the services that are paid for; `inherited.py` passes them on."""
 STOP_AT_STEPS = (BackendName.NATIVE,)
 """Backends whose trainings can be asked to save and stop after a step, as the trials of a sweep do at rungs."""
 

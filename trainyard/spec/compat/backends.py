@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from trainyard.errors import Reason
 from trainyard.spec.axes.axis import Strict
-from trainyard.spec.axes.backends import ALONE, EXTRA_CODE, OWN_KEYS, BackendName
+from trainyard.spec.axes.backends import ALONE, EXTRA_CODE, OWN_KEYS, SERVICE_VARIABLES, BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
@@ -158,11 +158,14 @@ def has_no_address(config: TrainerConfig, _: NodeView) -> bool:
     return config.backend is BackendName.REMOTE and (service is None or not (service.endpoint or service.base_url))
 
 
-def sends_key_elsewhere(config: TrainerConfig, _: NodeView) -> bool:
-    """Return whether the key of a service would go to an address that a chain names."""
+def sends_key_elsewhere(config: TrainerConfig, _: NodeView) -> Match:
+    """Return the variable with the address of a service whose key would go to one that a chain names."""
     provider = config.backend.facts.provider
-    sends_key = config.backend is BackendName.TINKER or (provider is not None and not provider.opens_without_key)
-    return sends_key and config.service is not None and config.service.base_url is not None
+    if config.service is None or config.service.base_url is None:
+        return False
+    if provider is not None:
+        return not provider.opens_without_key and {"variable": provider.address}
+    return config.backend in SERVICE_VARIABLES and {"variable": SERVICE_VARIABLES[config.backend].url}
 
 
 def lacks_base(config: TrainerConfig, _: NodeView) -> bool:
@@ -222,7 +225,7 @@ BACKEND_ROWS = (
     Row(
         "service-key", "R-BACKEND-SETTING", "trainer", "config.service.base_url", sends_key_elsewhere,
         "The {config.backend} backend sends a key, which belongs to an address that the operator names.",
-        "Write `service: {{endpoint: NAME}}` for one of trainyard.toml, or use a backend that sends no key there.",
+        "Set {variable}, write `service: {{endpoint: NAME}}`, or use backend remote, which sends no key there.",
     ),
     Row(
         "provider-base", "R-BACKEND-SETTING", "trainer", "config.base_model", lacks_base,

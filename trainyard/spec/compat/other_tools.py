@@ -25,17 +25,14 @@ def retired_provider(config: JsonMapping, _: NodeView | None) -> Match:
 
 
 STEP_SERVICES = {
-    "together_steps": "Together's step SDK (together 3.1.1) pins Tinker 0.23.1 and has no calls of its checkpoints",
-    "fireworks_steps": "Fireworks' step SDK (fireworks-ai 1.2.30) needs pydantic below 2.13, and says that a Tinker "
-    "client with its address is not enough",
-    "foundry_steps": "Microsoft Foundry's training sessions (azure-ai-finetuningsessions 1.0.0b1) have a wire of their "
-    "own, in a first beta",
+    "foundry_steps": "the training sessions of Microsoft Foundry (azure-ai-finetuningsessions 1.0.0b1) have no verb "
+    "that gives weights out: a checkpoint can be sampled from there, and not be fetched, evaluated or deployed here",
 }
-"""Services that are trained at step by step, and that no Tinker client reaches -> why, by their packages."""
+"""Services that are trained at step by step, and that lack a verb without which no adapter comes home -> which."""
 
 
 def step_service(config: JsonMapping, _: NodeView | None) -> Match:
-    """Return the step service that a trainer names and whose wire is not spoken here."""
+    """Return the step service that a trainer names and that lacks a verb of a training."""
     name = str(config.get("backend", "")).lower()
     return name in STEP_SERVICES and {"name": name, "why": STEP_SERVICES[name]}
 
@@ -52,7 +49,7 @@ WORD_ROWS = (
     Row(
         "step-service", "R-PROVIDER", "trainer", "config.backend", step_service,
         "The backend {name} is not in this release: {why}.",
-        "Use backend tinker, remote (another Trainyard), or native.", scope="words",
+        "Use backend tinker, together_steps, fireworks_steps, remote (another Trainyard), or native.", scope="words",
     ),
     Row(
         "chain-key", "R-ENDPOINT", "*", "config.{field}",
