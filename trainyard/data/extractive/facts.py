@@ -16,7 +16,15 @@ from trainyard.data.extractive.cleaning import REMARK, only_refers, speakers_of,
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, TOPIC_RULES, Reader, acceptable_part, ended, place_of
+from trainyard.data.extractive.statements import (
+    ASKERS,
+    ELSEWHERE,
+    TOPIC_RULES,
+    Reader,
+    acceptable_part,
+    ended,
+    place_of,
+)
 from trainyard.data.extractive.tagging import tag_sentence
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 

@@ -22,22 +22,23 @@ LEAD_PREDICATE = re.compile(
 
 
 FOLLOWING_SUBJECT = re.compile(
-    r"(?:The|All) following (?P<things>[a-z][\w-]*(?: [\w-]+){0,3}?) (?P<predicate>(?:are|is|can|must|should|may|will|have|"
-    r"need|apply|were) .+|apply|exist)"
+    r"(?:The|All) following (?P<things>[a-z][\w-]*(?: [\w-]+){0,3}?) "
+    r"(?P<predicate>(?:are|is|can|must|should|may|will|have|need|apply|were) .+|apply|exist)"
 )
 FOLLOWING_OBJECT = re.compile(r"the following (?P<things>(?:[\w-]+ ){0,3}[\w-]+)$")
 TO_DO = re.compile(
     r"(?:(?:For example|Alternatively|Then|Now|Next|First),? )?(?:"
     r"(?:In order to|To) (?P<front>[a-z][^,:;]{5,90}?)(?:, (?:you (?:can|need to|should|must|may) )?(?:just |simply )?"
     r"(?:do|run|use|add|execute|call|type|enter|create|set|write|make|specify|include|put|insert|follow)\b.*)?"
-    r"|(?:Run|Use|Execute|Add|Enter|Call|Type|Issue|Paste|Insert|Include) (?:the |this |these )?(?:following|command|code)"
-    r"\b.{0,60}? to (?P<behind>[a-z][^,:;]{5,90}))"
+    r"|(?:Run|Use|Execute|Add|Enter|Call|Type|Issue|Paste|Insert|Include) (?:the |this |these )?"
+    r"(?:following|command|code)\b.{0,60}? to (?P<behind>[a-z][^,:;]{5,90}))"
 )
 """What the reader wants to do with the code or the steps that follow."""
 HEADING_WORDS = 7
 """Of a lead-in without a verb, which is the heading of its list."""
 EXAMPLES = re.compile(
-    r"(?:(?:\w+ )?examples?\b|note|notes|beispiele?\b|hinweis|e\.g|z\.\s?b|where|such as|that is|for|like|and|or|see|siehe)|"
+    r"(?:(?:\w+ )?examples?\b|notes?|beispiele?\b|hinweis|e\.g|z\.\s?b|where|such as|that is|for|like|and|or|see|siehe)"
+    r"|"
     r".*\b(?:following|folgende\w*|example|beispiel\w*)\b",
     re.I,
 )
@@ -96,10 +97,11 @@ def ask_english_lead(text: str, vocabulary: Collection[str]) -> Ask | None:
     if match:
         return Ask("purpose", match["goal"])
     text = english_words.without_adverbs(text)
-    if ask := ask_following(re.sub(r",? (?:in order|for example)$", "", text), vocabulary):
+    goal = goal_of_lead(text, ENGLISH)
+    if ask := ask_following(re.sub(r",? (?:in order|for example)$", "", text), vocabulary) or (
+        Ask("purpose", goal) if goal else None
+    ):
         return ask
-    if goal := goal_of_lead(text, ENGLISH):
-        return Ask("purpose", goal)
     if ask := ask_predicate(text, vocabulary):
         return ask
     clause = clauses.parse_clause(text, vocabulary)

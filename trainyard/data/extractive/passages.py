@@ -75,7 +75,7 @@ class Passage:
 
 
 def passages(texts: Iterable[str], follows: Callable[[str], bool], usable: Callable[[str], bool]) -> Iterator[Passage]:
-    """Yield the passages of adjacent paragraphs; a sentence that is not usable is left out, and so is what follows it."""
+    """Yield the passages of adjacent paragraphs, without sentences that are not usable and those that point to them."""
     pending: list[str] = []
     skipped = False
     for text in texts:
@@ -195,7 +195,8 @@ def choose_topics(
 ) -> list[Candidate]:  # fmt: skip
     """Return up to `most` topics: phrases that no other sentence has, or subjects that no other sentence is about.
 
-    `other_sentences` are those of the same section as `plain_text`, `other_subjects` what they are about; `is_new` is false for the words of its headings.
+    `other_sentences` are those of the same section as `plain_text`, `other_subjects` what they are about; `is_new` is
+    false for the words of its headings.
     Two phrases named together, neither of which is the topic alone, make a question that nobody would ask.
     """
     topics: list[Candidate] = []

@@ -160,7 +160,9 @@ class Reader:
             besides = topics_by_answer.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
             for candidate in self.topics(passage, topic, most, besides):
                 answer = self.answer_about(candidate, passage)
-                yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(passage.sentences))
+                yield Statement(
+                    candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(passage.sentences)
+                )
         yield from self.read_shared(section_passages, topic)
 
     def answer_about(self, candidate: Candidate, passage: Passage) -> str:
@@ -169,8 +171,10 @@ class Reader:
         index = next((number for number, part in enumerate(parts) if candidate.is_in(plain_text(part))), 0)
         rest = " ".join(parts[index:])
         named = re.match(r"(?:the|der|die|das|den) \S+$", candidate.text, re.I)
-        sound = num_words(rest) >= LEAST_PART and soundness.is_whole(rest, self.language) and is_sentence(
-            sentences.sentences(rest)[0], self.language
+        sound = (
+            num_words(rest) >= LEAST_PART
+            and soundness.is_whole(rest, self.language)
+            and is_sentence(sentences.sentences(rest)[0], self.language)
         )
         return rest if sound and not named and not soundness.ADDS.search(sentences.sentences(rest)[0]) else passage.text
 
@@ -199,7 +203,9 @@ class Reader:
                 answer = " ".join(groups[index] for index in having)
                 if num_words(answer) > MOST_SHARED_WORDS or answer in used:
                     continue
-                if self.language == ENGLISH and POINTERS[ENGLISH].search(re.sub(r"^(?:the|all|each) ", "", candidate.text)):
+                if self.language == ENGLISH and POINTERS[ENGLISH].search(
+                    re.sub(r"^(?:the|all|each) ", "", candidate.text)
+                ):
                     continue
                 used.add(answer)
                 self.used_phrases.add(key)
@@ -453,14 +459,17 @@ class Reader:
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
+        ask = ask_lead(lead, self.language, self.vocabulary) if is_lead else None
+        if ask:
+            yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
             told = re.sub(r"\b(?:the )?following (?=\w)|\bfolgende[nrms]? (?=\w)", "", lead.rstrip(" :："))
             sound = self.is_usable(f"{told}.") and num_words(lead) >= LEAST_LEAD
             for candidate in self.topics(Passage((lead,)), topic, 1) if sound else ():
                 yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(texts))
-        if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
-            yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
-        elif is_lead and (heading := heading_of(lead, self.language)):
+        if ask:
+            return
+        if is_lead and (heading := heading_of(lead, self.language)):
             yield Statement("listing", heading, ended(joined), 1, sentences=len(texts))
         elif (labelled * 2 > len(texts) or len(texts) == len(covered)) or items[0].depth > 1:
             return  # its lead says what it lists, and no heading does
