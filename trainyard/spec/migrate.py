@@ -57,6 +57,8 @@ READERS = {
     "lora": tuple(method for method in Method if method.facts.adapter),
 }
 """Group of names that other stages have as well -> the stages whose group it was."""
+ISLAND_SETTINGS = ("num_islands", "inner_steps", "outer_lr", "outer_momentum", "pseudo_gradient_dtype")
+"""Settings of DiLoCo that some documents write flat, as `diloco_inner_steps`."""
 INNER_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 DEVICES = {"metal": "mps", "wgpu": "auto"}
 """Devices of other tools -> ours. WebGPU computes on whatever is there, which `auto` takes and records."""
@@ -86,7 +88,26 @@ def trainer_words(value: Any) -> object:
     if isinstance(folder, str) and isinstance(engine, Mapping) and "mirror" not in engine:
         settings["engine"] = {**engine, "mirror": f"file:{quote(folder)}"}
         del settings["checkpoint_dir"]
-    return move_settings(settings)
+    return move_settings(gather_islands(settings))
+
+
+def gather_islands(settings: dict[str, object]) -> dict[str, object]:
+    """Return the same with `diloco_inner_steps` and its like in `launch.diloco`, from next to `launch` or from within.
+
+    `strategy: diloco` is DiLoCo over ddp. A setting whose own word is given as well stays, and is refused as unknown.
+    """
+    launch = settings.get("launch", {})
+    if not isinstance(launch, Mapping):
+        return settings
+    flat = {f"diloco_{name}": name for name in ISLAND_SETTINGS}
+    moved = {flat[key]: value for group in (settings, launch) for key, value in group.items() if key in flat}
+    named = launch.get("strategy") == "diloco"
+    diloco = launch.get("diloco") or {}
+    if not (moved or named) or not isinstance(diloco, Mapping) or moved.keys() & diloco.keys():
+        return settings
+    rest = {key: value for key, value in launch.items() if key not in flat and not (named and key == "strategy")}
+    kept = {key: value for key, value in settings.items() if key not in flat}
+    return {**kept, "launch": {**rest, "diloco": {**diloco, **moved}}}
 
 
 def job_words(body: Any) -> Any:
@@ -96,7 +117,7 @@ def job_words(body: Any) -> Any:
     """
     if not isinstance(body, Mapping):
         return body
-    settings = dict(body)
+    settings = provider_words(body)
     adapter, alignment, dataset = settings.get("adapter"), settings.get("alignment"), settings.get("dataset")
     if isinstance(adapter, str) and adapter.lower() in ADAPTERS and "method" not in settings:
         settings["method"] = settings.pop("adapter").lower()
@@ -110,6 +131,44 @@ def job_words(body: Any) -> Any:
         settings["dataset"] = {key: value for key, value in dataset.items() if key != "tenant_id"}
         settings["tenant"] = dataset["tenant_id"]
     return trainer_words(settings)
+
+
+def chain_words(body: Any) -> object:
+    """Return a chain in our words: `tenant_id` of rows on a data worker is the tenant of the chain."""
+    nodes = body.get("nodes") if isinstance(body, Mapping) else None
+    if not isinstance(nodes, list | tuple):
+        return body
+    chain = {**body, "nodes": list(nodes)}
+    for index, node in enumerate(nodes):
+        config = node.get("config") if isinstance(node, Mapping) else None
+        if not (isinstance(config, Mapping) and config.get("data_worker") and "tenant_id" in config):
+            continue
+        if chain.get("tenant") in (None, config["tenant_id"]):
+            chain["tenant"] = config["tenant_id"]
+            kept = {key: value for key, value in config.items() if key != "tenant_id"}
+            chain["nodes"][index] = {**node, "config": kept}
+    return chain
+
+
+def provider_words(body: JsonMapping) -> JsonObject:
+    """Return the body of a job at a cloud provider in our words: `provider`, `model`, two files of rows, `suffix`."""
+    settings = dict(body)
+    if "training_file" not in settings or "dataset" in settings:
+        return settings
+    dataset: JsonObject = {"path": settings.pop("training_file")}
+    if (validation := settings.pop("validation_file", None)) is not None:
+        dataset["heldout"] = {"path": validation}
+        settings.setdefault("eval", {"set": "heldout"})
+    settings["dataset"] = dataset
+    if isinstance(provider := settings.get("provider"), str) and "backend" not in settings:
+        settings["backend"] = provider.lower()
+        del settings["provider"]
+    if "model" in settings and "base_model" not in settings:
+        settings["base_model"] = settings.pop("model")
+    if (suffix := settings.pop("suffix", None)) is not None:
+        service = settings.get("service")
+        settings["service"] = {**(service if isinstance(service, Mapping) else {}), "suffix": suffix}
+    return settings
 
 
 def night_words(body: Any) -> object:

@@ -34,7 +34,7 @@ from trainyard.spec.axes.stages import (
     Stage,
     StageSettings,
 )
-from trainyard.spec.axes.strategies import Strategy
+from trainyard.spec.axes.strategies import DEFAULT_ISLANDS, AnyDiloco, Strategy
 from trainyard.spec.migrate import device_word, parse_gpu, trainer_words
 
 FUSED = "moves the weights inside the backward pass: gradients could be neither accumulated, clipped nor saved"
@@ -160,6 +160,35 @@ class LaunchSettings(Strict):
     script: str | None = Field(
         None, min_length=1, max_length=256, description="Template of the script backend, by its name."
     )
+    diloco: AnyDiloco | None = omit_default(
+        None, description="Islands that exchange their weights every so many steps, over slow links; none by default."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def with_islands(cls, value: Any) -> object:
+        """Fill in what islands leave open: ddp inside an island, and one process for each."""
+        diloco = value.get("diloco") if isinstance(value, Mapping) else None
+        if diloco is None:
+            return value
+        number = diloco.get("num_islands") if isinstance(diloco, Mapping) else getattr(diloco, "num_islands", None)
+        usual = number if isinstance(number, int) else DEFAULT_ISLANDS
+        return {"strategy": Strategy.DDP, "processes": usual, **value}
+
+    @property
+    def islands(self) -> int:
+        """Return the groups of processes that train by themselves; 1 without diloco."""
+        return self.diloco.num_islands if self.diloco is not None else 1
+
+    @property
+    def island_size(self) -> int:
+        """Return the processes of one island: all of them without diloco."""
+        return max(1, self.processes // self.islands)
+
+    @property
+    def parts(self) -> int:
+        """Return the processes that share one copy of the weights with fsdp_hybrid; of an island, all by default."""
+        return self.shard_size or (self.processes // 2 if self.diloco is None else self.island_size)
 
 
 def bare_metric(value: Any) -> object:
@@ -235,7 +264,7 @@ class EvalSettings(Strict):
 
 
 class ServiceSettings(Strict):
-    """The service that a backend trains at (backends tinker and remote)."""
+    """The service that a backend trains at: a step service, or a cloud provider."""
 
     endpoint: str | None = omit_default(
         None, min_length=1, max_length=256, description="Endpoint of trainyard.toml: its address and its key."
@@ -245,6 +274,14 @@ class ServiceSettings(Strict):
     )
     base_model: str | None = omit_default(
         None, min_length=1, max_length=512, description="The service's name for the base; default: base_model."
+    )
+    suffix: str | None = omit_default(
+        None, pattern=r"^[a-zA-Z0-9-]{1,18}$", description="Begins the name of the model at a cloud provider."
+    )
+    flavor: str | None = omit_default(
+        None,
+        pattern=r"^[a-z0-9-]{1,40}$",
+        description="Hardware of Hugging Face Jobs, such as l4x1; default: a10g-small.",
     )
 
     @model_validator(mode="after")
@@ -315,7 +352,7 @@ class TrainingSettings(Strict):
         description="Keys of the tool's own configuration (backend axolotl), checked by its schema.",
     )
     service: ServiceSettings | None = omit_default(
-        None, description="The service of backends tinker and remote, and its name for the base."
+        None, description="The step service or cloud provider, and its name for the base."
     )
     rope: RopeScaling | None = omit_default(None, description="Scaling of the base's positions; none by default.")
     added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = omit_default(
@@ -431,6 +468,8 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     """Return the trainer's config with every None that has a vetted value filled, as it is stored next to the
     result.
     """
+    if config.backend.facts.provider is not None:  # what is left out is the provider's to choose
+        return config.model_copy(update={"stage": resolve_stage(config)})
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     base_model = config.base_model or default_base_model

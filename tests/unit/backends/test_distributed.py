@@ -30,6 +30,7 @@ LAUNCHES: dict[str, dict[str, Any]] = {
     "zero2": {"strategy": "zero2", "processes": 2},
     "fsdp": {"strategy": "fsdp", "processes": 2},
     "fsdp_hybrid": {"strategy": "fsdp_hybrid", "processes": 4},
+    "diloco": {"strategy": "ddp", "processes": 2, "diloco": {"num_islands": 2, "inner_steps": 5}},
 }
 STEPS = 12
 
@@ -134,7 +135,7 @@ def test_a_pause_reaches_all_processes_and_leaves_none_of_them(jobs: Jobs, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp_hybrid"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp_hybrid", "diloco"])
 def test_a_paused_run_ends_as_one_that_was_not(strategy: str, jobs: Jobs, tmp_path: Path) -> None:
     job = several(jobs, strategy, method={"type": "lora", "dropout": 0.1}, hyperparameters={"gradient_accumulation": 2})
     whole = train_as_child(job, tmp_path / "whole")

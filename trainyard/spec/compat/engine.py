@@ -312,9 +312,9 @@ def shares_alone(config: TrainerConfig, _: NodeView) -> bool:
 def unfit_shard(config: TrainerConfig, _: NodeView) -> Match:
     """Return a size of a replica that the processes cannot be divided into."""
     launch = config.launch
-    size = launch.shard_size or launch.processes // 2
-    fitting = [part for part in range(2, launch.processes // 2 + 1) if launch.processes % part == 0]
-    if launch.strategy is not Strategy.FSDP_HYBRID or size in fitting or launch.processes == 1:
+    size, most = launch.parts, launch.processes // 2 if launch.diloco is None else launch.island_size
+    fitting = [part for part in range(2, most + 1) if launch.island_size % part == 0]
+    if launch.strategy is not Strategy.FSDP_HYBRID or size in fitting or launch.island_size == 1:
         return False
     return {
         "size": size,

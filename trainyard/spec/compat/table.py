@@ -13,6 +13,7 @@ from trainyard.spec.compat.context import NodeView, Row, RunFacts, View, answers
 from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
 from trainyard.spec.compat.engine import ENGINE_ROWS, LAUNCH_ROWS
 from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
+from trainyard.spec.compat.islands import ISLAND_ROWS
 from trainyard.spec.compat.latent import LATENT_ROWS
 from trainyard.spec.compat.other_tools import WORD_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
@@ -22,7 +23,7 @@ from trainyard.spec.ports import Wiring
 
 ROWS: tuple[Row, ...] = (
     *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *BACKEND_ROWS, *TRAINER_ROWS, *CHANGING_ROWS, *ENGINE_ROWS,
-    *LAUNCH_ROWS, *ROLLOUT_ROWS, *TEACHER_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
+    *LAUNCH_ROWS, *ISLAND_ROWS, *ROLLOUT_ROWS, *TEACHER_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
     *SESSION_ROWS, *LATENT_ROWS, *STEP_ROWS, *ADAPTER_BASE_ROWS, UNUSED_WARMUP,
 )  # fmt: skip
 """Every refused combination."""

@@ -21,6 +21,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.estimate.islands import describe_islands
 from trainyard.spec.estimate.memory import Memory, completion_length, count_trainable, estimate_memory, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import Timings, Workload, estimate_held_out_rows, estimate_time
@@ -216,6 +217,9 @@ def estimate_training(
     work = Workload(count, steps, mean, data)
     time = estimate_time(shape, config, replace(work, rows=seen), facts.timings.get(node.id))
     queue_s, seconds, queue = add_queue_time(time.seconds, facts.queue_s)
+    if (diloco := config.launch.diloco) is not None:
+        step_s = time.seconds / time.steps if time.seconds and time.steps else None
+        basis.append(describe_islands(diloco, trained, config.launch.island_size, step_s))
     return Estimate(
         node=node.id,
         rows=count,

@@ -29,7 +29,8 @@ gradients too, 3 the weights too; fsdp is as 3, and fsdp_hybrid divides by the `
 the weights are divided, the largest group of them is whole while it computes: a block, or embedding and output layer.
 ddp divides nothing, and activations are each process's own.
 
-The numbers for a CPU are a fit to the resident memory of real runs, fp32, glibc (docs/memory.md has the table).
+The numbers for a CPU are a fit to the resident memory of real runs, fp32, glibc (tests/unit/spec/test_estimate.py has
+the table).
 
 What the stages add that draw completions (grpo, distill): their tokens, and the cache that they are drawn with.
 
@@ -400,9 +401,9 @@ def teacher_bytes(teacher: ModelShape, half: int, tokens: int) -> int:
 
 def divide_memory(parts: dict[str, int], launch: LaunchSettings) -> dict[str, int]:
     """Return the parts of the memory of one process: whole ones, and its share of the others (rounded up)."""
-    shared, sharers = launch.strategy.facts.divided, launch.processes
+    shared, sharers = launch.strategy.facts.divided, launch.island_size
     if launch.strategy is Strategy.FSDP_HYBRID:  # of one copy
-        sharers = launch.shard_size or max(1, launch.processes // 2)
+        sharers = max(1, launch.parts)
     return {part: -(-size // sharers) if part in shared else size for part, size in parts.items()}
 
 

@@ -89,20 +89,20 @@ def trim_batch(batch: Batch) -> Batch:
     return trimmed_batch
 
 
-def join_scores(scores: Scores, share: RowShare, rank: int, size: int) -> Scores:
+def join_scores(scores: Scores, share: RowShare, team: Team) -> Scores:
     """Return the scores of the whole batch, in the order of its rows; a graph leads to this process's own."""
     names = sorted(scores)
     local = {name: scores[name][:0] if share.idle else scores[name] for name in names}
     own_lengths = torch.tensor([len(local[name]) for name in names], device=scores[names[0]].device)
-    gathered = [torch.zeros_like(own_lengths) for _ in range(size)]
-    dist.all_gather(gathered, own_lengths)
+    gathered = [torch.zeros_like(own_lengths) for _ in range(team.size)]
+    dist.all_gather(gathered, own_lengths, group=team.group)
     lengths = [row.tolist() for row in gathered]
     flat_M = torch.cat([local[name].detach().float() for name in names])
-    everyone = exchange_values(flat_M, [sum(row) for row in lengths], size)
+    everyone = exchange_values(flat_M, [sum(row) for row in lengths], team)
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     for source, (values_M, row) in enumerate(zip(everyone, lengths, strict=True)):
         for name, part in zip(names, values_M.split(row), strict=True):
-            parts[name].append(local[name] if source == rank else part)
+            parts[name].append(local[name] if source == team.rank else part)
     whole = {name: put_together(name, parts[name], share.sides) for name in names}
     if not share.idle:
         return whole
@@ -119,12 +119,12 @@ def put_together(name: str, parts: Sequence[torch.Tensor], sides: int) -> torch.
     return torch.cat(list(parts))
 
 
-def exchange_values(own_M: torch.Tensor, lengths: Sequence[int], size: int) -> list[torch.Tensor]:
+def exchange_values(own_M: torch.Tensor, lengths: Sequence[int], team: Team) -> list[torch.Tensor]:
     """Return the numbers of all processes, which are of different lengths."""
     padded_M = own_M.new_zeros(max(1, *lengths))
     padded_M[: len(own_M)] = own_M
-    gathered = [torch.empty_like(padded_M) for _ in range(size)]
-    dist.all_gather(gathered, padded_M)
+    gathered = [torch.empty_like(padded_M) for _ in range(team.size)]
+    dist.all_gather(gathered, padded_M, group=team.group)
     return [values_M[:length] for values_M, length in zip(gathered, lengths, strict=True)]
 
 
@@ -139,6 +139,8 @@ class Ddp(SingleProcess):
     strategy = Strategy.DDP
     apart: tuple[str, ...] = ("gradients", "random")
     """The parts of a state that are not the same in every process."""
+    last_step: int | None = None
+    """The step after which a training ends, where that is known."""
 
     def __init__(self, team: Team, model: Any, launch: LaunchSettings) -> None:
         self.team, self.leading = team, team.leading
@@ -148,40 +150,41 @@ class Ddp(SingleProcess):
         """Return the optimizer of this process's part."""
         return make_optimizer(groups, config)
 
-    def source(self, rank: int) -> int:
-        """Whose parts of a saved state a process takes over."""
-        return rank
+    def sources(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks whose parts of a saved state a process takes over; the last one that has a part wins."""
+        return (rank,)
 
     def scores(self, stage: StageSpec, model: Any, batch: Batch, head: Head) -> Scores:
         share = cut_share(batch, stage, self.team.rank, self.team.size)
         scores = self.run(model, lambda whole: stage.score(whole, share.batch, head))
-        return join_scores(scores, share, self.team.rank, self.team.size)
+        return join_scores(scores, share, self.team)
 
     def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
-        for bucket in buckets(zero_missing_grads(parameters)):
+        for bucket in buckets(zero_missing_grads(parameters, self.team.group)):
             flat_M = flatten_bucket(bucket)
-            dist.all_reduce(flat_M)
+            dist.all_reduce(flat_M, group=self.team.group)
             for value, part in zip(bucket, unflatten_bucket(flat_M, bucket), strict=True):
                 value.grad = part.clone()
 
     def norm(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """Of the sum of all processes' gradients, which stay as they are."""
         squares = torch.zeros((), dtype=torch.float64)
-        for bucket in buckets(zero_missing_grads(parameters)):
+        for bucket in buckets(zero_missing_grads(parameters, self.team.group)):
             flat_M = flatten_bucket(bucket)
-            dist.all_reduce(flat_M)
+            dist.all_reduce(flat_M, group=self.team.group)
             squares += flat_M.double().square().sum().cpu()
         return squares.sqrt().float()
 
 
-def zero_missing_grads(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def zero_missing_grads(parameters: Sequence[torch.Tensor], group: Any = None) -> list[torch.Tensor]:
     """Return the tensors that have a gradient in some process; where they have none here, it becomes zero.
 
     A tensor that none of them has touched keeps no gradient, and the optimizer leaves it alone, as in one process.
     """
     touched = [value.grad is not None for value in parameters]
     present = []
-    for value, here, anywhere in zip(parameters, touched, reduce_any(touched, choose_device(parameters)), strict=True):
+    flags = reduce_any(touched, choose_device(parameters), group)
+    for value, here, anywhere in zip(parameters, touched, flags, strict=True):
         if anywhere and not here:
             value.grad = torch.zeros_like(value)
         if anywhere:
@@ -189,10 +192,10 @@ def zero_missing_grads(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]
     return present
 
 
-def reduce_any(flags: Sequence[bool], device: torch.device) -> list[bool]:
+def reduce_any(flags: Sequence[bool], device: torch.device, group: Any = None) -> list[bool]:
     """Of each flag, whether it is set in some process."""
     flags_M = torch.tensor(flags, dtype=torch.uint8, device=device)
-    dist.all_reduce(flags_M, op=dist.ReduceOp.MAX)
+    dist.all_reduce(flags_M, op=dist.ReduceOp.MAX, group=group)
     return [bool(flag) for flag in flags_M.tolist()]
 
 

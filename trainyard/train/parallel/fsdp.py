@@ -29,7 +29,7 @@ from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.parallel.zero import Sharded
 from trainyard.train.session.parallelism import Found
 
-REPLICATE, SHARD = "replicate", "shard"
+ISLAND, REPLICATE, SHARD = "island", "replicate", "shard"
 
 
 class Whole(torch.nn.Module):
@@ -51,12 +51,11 @@ class Hybrid(Sharded):
 
     def __init__(self, team: Team, model: Any, launch: LaunchSettings) -> None:
         super().__init__(team, model, launch)
-        self.size = launch.shard_size or team.size // 2
+        self.size = launch.parts
         self.layout |= {"shard_size": self.size}
-        self.mesh = init_device_mesh(
-            team.device, (team.size // self.size, self.size), mesh_dim_names=(REPLICATE, SHARD)
-        )
-        self.group = self.mesh.get_group(SHARD)
+        shape = (team.islands, team.size // self.size, self.size)
+        everywhere = init_device_mesh(team.device, shape, mesh_dim_names=(ISLAND, REPLICATE, SHARD))
+        self.mesh = everywhere[REPLICATE, SHARD]
         # The shards of a replica are gathered once, from the ranks of the first replica.
         self.apart = ("gradients", "optimizer", "random") if team.rank < self.size else ("random",)
         _, blocks = find_decoder_blocks(model) or (None, [])  # without blocks, the model is one group
@@ -71,6 +70,10 @@ class Hybrid(Sharded):
         self.sharded: JsonObject = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.shards = {name: torch.nn.Parameter(value.to_local().detach()) for name, value in self.sharded.items()}
 
+    @property
+    def group(self) -> Any:
+        return self.mesh.get_group(SHARD)
+
     def parameters(self, model: Any) -> list[torch.Tensor]:
         return list(self.shards.values())
 
@@ -79,8 +82,8 @@ class Hybrid(Sharded):
             [{**group, "params": [self.shards[name] for name in group["names"]]} for group in groups], config
         )
 
-    def source(self, rank: int) -> int:
-        return rank % self.size
+    def sources(self, rank: int) -> tuple[int, ...]:
+        return (rank % self.size, rank)
 
     def run(self, model: Any, work: Callable[[Any], Found]) -> Found:
         outcome: Found = self.whole(lambda: work(model))

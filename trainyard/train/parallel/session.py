@@ -19,7 +19,9 @@ from trainyard.spec.training import LaunchSettings
 from trainyard.train.checkpoint.state import Snapshot
 from trainyard.train.contracts import Batch, Scores
 from trainyard.train.parallel.ddp import Ddp
+from trainyard.train.parallel.diloco import Diloco
 from trainyard.train.parallel.fsdp import Hybrid
+from trainyard.train.parallel.islands import Archipelago
 from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.parallel.zero import Zero1, Zero2
 from trainyard.train.session.parallelism import Found
@@ -72,6 +74,15 @@ class SharedSession(Session):
     def drop_reference(self) -> None:
         self._run(Session.drop_reference)
 
+    def count_forwards_from(self, number: int) -> None:
+        self._run(Session.count_forwards_from, number)
+
+    def reset_optimizer(self) -> None:
+        self._run(Session.reset_optimizer)
+
+    def finish(self) -> None:
+        self._run(Session.finish)
+
     def show_served(self) -> None:
         self._run(Session.show_served)
 
@@ -92,7 +103,7 @@ class SharedSession(Session):
         peers: dict[str, JsonObject] = {name: {} for name in self.strategy.apart}
         for rank in range(1, self.team.size):
             for name, part in self.team.receive(rank).items():
-                peers[name][str(rank)] = part
+                peers.setdefault(name, {})[str(rank)] = part
         return Snapshot({**snapshot.parts, PEERS: peers}, snapshot.identity)
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
@@ -117,7 +128,7 @@ def collect_parts(rank: int, snapshot: Snapshot, strategy: Ddp) -> JsonObject:
     """Return the state of one rank: rank 0's, with the parts that this rank or the ranks of its group had."""
     parts = {name: value for name, value in snapshot.parts.items() if name != PEERS}
     for name, by_rank in snapshot.parts.get(PEERS, {}).items():
-        for holder in (strategy.source(rank), rank):
+        for holder in strategy.sources(rank):
             if str(holder) in by_rank:
                 parts[name] = by_rank[str(holder)]
     return parts
@@ -133,6 +144,15 @@ def serve(session: SharedSession) -> None:
             getattr(session, word)(*arguments)
         except TrainyardError as error:
             print(f"refused, as on rank 0: {error}", flush=True)
+
+
+def make_strategy(team: Team, model: Any, launch: LaunchSettings) -> Ddp:
+    """Return how the processes of a team share a model, over islands where they have been made."""
+    strategy = STRATEGIES[launch.strategy]
+    if not isinstance(team, Archipelago):
+        return strategy(team, model, launch)
+    assert launch.diloco is not None, "islands are made where diloco is requested"
+    return Diloco(strategy(team.local, model, launch), team, model, launch.diloco)
 
 
 STRATEGIES: dict[Strategy, Callable[[Team, Any, LaunchSettings], Ddp]] = {

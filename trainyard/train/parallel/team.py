@@ -42,6 +42,10 @@ class Team:
     device: str
     control_group: Any
     """The group for commands and states: always gloo, always on the CPU."""
+    group: Any = None
+    """The group of the collectives of a step; None for all processes."""
+    islands: int = 1
+    """Teams like this one that train together (`islands.py`); all of them make every group in the same order."""
     broken: bool = False
     """A verb failed in this process in a way that the others need not share: they may wait for it for ever."""
 
@@ -51,14 +55,14 @@ class Team:
 
     def broadcast_command(self, command: str, *arguments: Any) -> None:
         """Send the next command and its arguments, plain values and small tensors, to all other ranks."""
-        self._broadcast(torch.frombuffer(bytearray(pack_value([command, list(arguments)])), dtype=torch.uint8))
+        self.broadcast_bytes(pack_value([command, list(arguments)]))
 
     def receive_command(self) -> tuple[str, list[Any]]:
         """Wait for rank 0's next command; raises `RuntimeError` when rank 0 is gone."""
         size_1 = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(size_1, src=LEADER, group=self.control_group)
+        dist.broadcast(size_1, group_src=LEADER, group=self.control_group)
         data_N = torch.empty(int(size_1), dtype=torch.uint8)
-        dist.broadcast(data_N, src=LEADER, group=self.control_group)
+        dist.broadcast(data_N, group_src=LEADER, group=self.control_group)
         command, arguments = unpack_value(data_N.numpy().tobytes())
         return command, arguments
 
@@ -69,9 +73,15 @@ class Team:
             return value
         return self.receive_command()[1][0]
 
-    def _broadcast(self, data_N: torch.Tensor) -> None:
-        dist.broadcast(torch.tensor([data_N.numel()]), src=LEADER, group=self.control_group)
-        dist.broadcast(data_N, src=LEADER, group=self.control_group)
+    def broadcast_bytes(self, data: bytes) -> None:
+        if self.size == 1:
+            return
+        data_N = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        dist.broadcast(torch.tensor([data_N.numel()]), group_src=LEADER, group=self.control_group)
+        dist.broadcast(data_N, group_src=LEADER, group=self.control_group)
+
+    def close(self) -> None:
+        """Wait until the last command has left this process."""
 
     def send(self, value: Any, to: int) -> None:
         """Send a value whose tensors may be large to rank `to`: one tensor at a time, without a copy."""
@@ -79,24 +89,24 @@ class Team:
         plain = flatten(value, VALUE, tensors)
         shapes = [[name, str(part.dtype).removeprefix("torch."), list(part.shape)] for name, part in tensors.items()]
         head_N = torch.frombuffer(bytearray(json.dumps([plain, shapes]).encode()), dtype=torch.uint8)
-        dist.send(torch.tensor([head_N.numel()]), to, group=self.control_group)
-        dist.send(head_N, to, group=self.control_group)
+        dist.send(torch.tensor([head_N.numel()]), group=self.control_group, group_dst=to)
+        dist.send(head_N, group=self.control_group, group_dst=to)
         for part in tensors.values():
             if part.numel():
-                dist.send(part.cpu().contiguous().reshape(-1).view(torch.uint8), to, group=self.control_group)
+                dist.send(part.cpu().contiguous().reshape(-1).view(torch.uint8), group=self.control_group, group_dst=to)
 
     def receive(self, source: int) -> Any:
         """Return what rank `source` passed to `send`, on the CPU."""
         size_1 = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size_1, source, group=self.control_group)
+        dist.recv(size_1, group=self.control_group, group_src=source)
         head_N = torch.empty(int(size_1), dtype=torch.uint8)
-        dist.recv(head_N, source, group=self.control_group)
+        dist.recv(head_N, group=self.control_group, group_src=source)
         plain, shapes = json.loads(head_N.numpy().tobytes())
         tensors = {}
         for name, dtype, shape in shapes:
             value = torch.empty(shape, dtype=getattr(torch, dtype))
             if value.numel():
-                dist.recv(value.reshape(-1).view(torch.uint8), source, group=self.control_group)
+                dist.recv(value.reshape(-1).view(torch.uint8), group=self.control_group, group_src=source)
             tensors[name] = value
         return rebuild(plain, tensors)
 

@@ -31,7 +31,10 @@ from trainyard.train.parallel.team import Team
 class Sharded(Ddp):
     """Gradients of which each process of a group has another shard, when they have been brought together."""
 
-    group: Any = None
+    @property
+    def group(self) -> Any:
+        """Return the processes that have the shards."""
+        return self.team.group
 
     def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         """When a gradient of some process is not finite, make one so in each: all their scalers then skip the step."""
@@ -66,15 +69,15 @@ class Zero1(Sharded):
         self.owner = dict(zip(map(id, self.trainable), assign_owners(self.trainable, team.size), strict=True))
 
     def optimizer(self, groups: list[JsonObject], config: TrainerConfig) -> Any:
-        return Partitioned(optimizers.make_optimizer(groups, config), self.owner, self.team.rank)
+        return Partitioned(optimizers.make_optimizer(groups, config), self.owner, self.team)
 
     def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         """Sum each gradient at its owner, and drop it everywhere else."""
-        present = ddp.zero_missing_grads(parameters)
+        present = ddp.zero_missing_grads(parameters, self.team.group)
         for owner in range(self.team.size):
             for bucket in ddp.buckets([value for value in present if self.owner[id(value)] == owner]):
                 flat_M = ddp.flatten_bucket(bucket)
-                dist.reduce(flat_M, dst=owner)
+                dist.reduce(flat_M, group_dst=owner, group=self.team.group)
                 for value, part in zip(bucket, ddp.unflatten_bucket(flat_M, bucket), strict=True):
                     value.grad = part.clone() if owner == self.team.rank else None
         super().sync_gradients(parameters, scaled=scaled)
@@ -120,7 +123,7 @@ class Zero2(Zero1):
             if value.grad is None:
                 value.grad = torch.zeros_like(value)
         flat_M = ddp.flatten_bucket(bucket)
-        dist.reduce(flat_M, dst=owner)
+        dist.reduce(flat_M, group_dst=owner, group=self.team.group)
         for value, part in zip(bucket, ddp.unflatten_bucket(flat_M, bucket), strict=True):
             value.grad = None
             if owner == self.team.rank:
@@ -134,7 +137,8 @@ class Zero2(Zero1):
         while self.reduced < len(self.buckets):
             self.reduce_next()
         touched = [id(value) in self.touched or id(value) in had_before for value in parameters]
-        for value, anywhere in zip(parameters, ddp.reduce_any(touched, ddp.choose_device(parameters)), strict=True):
+        flags = ddp.reduce_any(touched, ddp.choose_device(parameters), self.team.group)
+        for value, anywhere in zip(parameters, flags, strict=True):
             value.grad = self.grads.get(id(value)) if anywhere else None
         self.grads = {}
 
@@ -149,16 +153,16 @@ class Zero2(Zero1):
 class Partitioned(CompositeOptimizer):
     """An optimizer that moves the tensors of this process, and then has all owners hand theirs round."""
 
-    def __init__(self, inner: Any, owner: Mapping[int, int], rank: int) -> None:
+    def __init__(self, inner: Any, owner: Mapping[int, int], team: Team) -> None:
         super().__init__(own=inner)
-        self.rank = rank
+        self.rank, self.group = team.rank, team.group
         self.everything = list(optimizers.iterate_parameters(inner.param_groups))
         self.owner = owner
         self._trained: list[torch.Tensor] = []
         for group in inner.param_groups:
-            group["params"] = [value for value in group["params"] if owner[id(value)] == rank]
+            group["params"] = [value for value in group["params"] if owner[id(value)] == team.rank]
         for part in leaves(inner):
-            for value in [value for value in part.state if owner[id(value)] != rank]:
+            for value in [value for value in part.state if owner[id(value)] != team.rank]:
                 del part.state[value]  # some make room for every tensor at once
 
     def step(self) -> None:
@@ -171,7 +175,7 @@ class Partitioned(CompositeOptimizer):
         for owner in sorted(set(self.owner.values())):
             for bucket in ddp.buckets([value for value in self.everything if self.owner[id(value)] == owner]):
                 flat_M = torch.cat([value.detach().reshape(-1) for value in bucket])
-                dist.broadcast(flat_M, src=owner)
+                dist.broadcast(flat_M, group_src=owner, group=self.group)
                 if owner != self.rank:
                     for value, part in zip(bucket, ddp.unflatten_bucket(flat_M, bucket), strict=True):
                         value.copy_(part)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.train.checkpoint import state
 from trainyard.train.contracts import ONE_PROCESS, Batch, Head, Scores, StageSpec
 
@@ -25,6 +25,8 @@ class SingleProcess:
     """How tensors are distributed over ranks; a state is loaded only where the layout is the same."""
     is_sharded = False
     """Whether the weights are sharded, so that no process has a complete model to save."""
+    healed = False
+    """Whether the state of another island was just taken over."""
     leading = True
     """Whether this process takes the calls and writes the files."""
 
@@ -39,6 +41,10 @@ class SingleProcess:
     def scores(self, stage: StageSpec, model: Any, batch: Batch, head: Head) -> Scores:
         """Return the scores of the whole batch, with a graph through the rows that this process computes."""
         return stage.score(model, batch, head)
+
+    def cut_batch(self, stage: StageSpec, batch: Batch) -> tuple[Batch, float]:
+        """Return the rows of a batch that the loss is computed on, and the factor of their loss."""
+        return batch, 1.0
 
     def before_backward(self, parameters: Sequence[torch.Tensor]) -> None:
         """A backward follows."""
@@ -63,7 +69,36 @@ class SingleProcess:
     def clear(self, model: Any) -> None:
         """Drop gradients that the optimizer does not know of."""
 
+    def after_step(self, steps: int) -> None:
+        """A step was taken or skipped; `steps` are all so far."""
+
+    def finish(self) -> None:
+        """The last step of a training was taken."""
+
+    def show_served(self) -> None:
+        """Put the weights in place that all processes have in common."""
+
+    def show_trained(self) -> None:
+        """Put the weights in place that the next step moves."""
+
+    def share_state(self, read: Callable[[], JsonObject], take: Callable[[JsonMapping], None]) -> None:
+        """Learn how to read and replace what a session has besides its weights."""
+
+    def facts(self) -> JsonObject:
+        """Return what a step reports of the exchange between processes."""
+        return {}
+
     # The state
+
+    def own_parts(self) -> JsonObject:
+        """Return the parts of a state that only this way of sharing has."""
+        return {}
+
+    def take_own_parts(self, parts: JsonMapping) -> None:
+        """Take over the parts of a saved state that only this way of sharing has."""
+
+    def begin_from_weights(self) -> None:
+        """Weights alone were loaded."""
 
     def weights(self, model: Any) -> state.Tensors:
         """Return the trainable weights, gathered on rank 0, and the buffers."""

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from trainyard.errors import Conflict, InvalidInput, TrainyardError
+from trainyard.errors import Conflict, InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import SftSettings
@@ -37,6 +37,7 @@ from trainyard.train.checkpoint import state as snapshots
 from trainyard.train.checkpoint.state import Snapshot
 from trainyard.train.checkpoint.streams import Sealer
 from trainyard.train.contracts import Batch, Generated, Head, Sampling, Scores, StageSpec
+from trainyard.train.history import require_finite_gradients
 from trainyard.train.methods.contract import BlockRotation
 from trainyard.train.model.head import require_known_logits
 from trainyard.train.model.positions import find_context
@@ -51,7 +52,7 @@ from trainyard.train.model.sampling import (
 )
 from trainyard.train.optimizers import switch_to_eval, switch_to_train
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session.determinism import OwnGenerators, draw_own, strict_kernels
+from trainyard.train.session.determinism import OwnGenerators, draw_own, fork_rng, strict_kernels
 from trainyard.train.session.noise import EmbeddingNoise
 from trainyard.train.session.parallelism import Found, SingleProcess
 from trainyard.train.session.replies import (
@@ -235,10 +236,13 @@ class Session:
         tensors = self._outputs(on_device, outputs, inline) if outputs else {}
         if engine.rotation is not None:
             engine.rotation.show(self.global_step, engine.optimizer)
-        reference = self._reference_scores(on_device)
+        part, factor = self.parallelism.cut_batch(engine.stage, on_device)
+        reference = self._reference_scores(part)
         with strict_kernels(engine.strict), self.autocast():
-            scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
-            total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
+            scores = self.parallelism.scores(engine.stage, engine.model, part, engine.head)
+            total, metrics = engine.stage.loss(part, scores, reference, engine.config)
+        if factor != 1.0:
+            total, metrics = total * factor, {name: value * factor for name, value in metrics.items()}
         loss = total / (normalizer if normalizer is not None else units)
         return Forward(self.keep_graph(loss), loss.detach(), units, metrics, tensors)
 
@@ -364,7 +368,7 @@ class Session:
         limit = engine.config.hyperparameters.max_grad_norm if max_grad_norm is None else max_grad_norm
         norm = self.parallelism.clip(self.parameters, limit)
         if not self.scaler.is_enabled():
-            require_finite_gradients(norm, self.global_step + 1)
+            require_finite_gradients(float(norm), self.global_step + 1)
         used = self._override_groups(learning_rate, options)
         before = self.scaler.get_scale()
         self.scaler.step(engine.optimizer)
@@ -378,6 +382,7 @@ class Session:
         else:
             self.global_step += 1
             engine.rate.step(metric)
+        self.parallelism.after_step(self.global_step + self.skipped)
         return Stepped(skipped, self.global_step, float(rate), norm)
 
     def _override_groups(self, learning_rate: float | None, options: Mapping[str, object]) -> list[JsonObject]:
@@ -455,6 +460,7 @@ class Session:
             "gradients": parallelism.gradients(engine.model) if self.accumulated or self.stale else {},
             "random": state.random_state(),
             "counters": {name: getattr(self, name) for name in COUNTERS},
+            **parallelism.own_parts(),
         }
         return Snapshot(parts, self.identity())
 
@@ -490,7 +496,9 @@ class Session:
         if "weights" in parts:
             self.parallelism.take_weights(engine.model, parts["weights"])
         if not everything:
+            self.parallelism.begin_from_weights()
             return
+        self.parallelism.take_own_parts(parts)
         if "optimizer" in parts:
             engine.optimizer.load_state_dict(parts["optimizer"])
         if "rate" in parts:
@@ -513,10 +521,20 @@ class Session:
     def show_served(self) -> None:
         """Put the weights in place that are served: schedule-free AdamW's average, not the point that it trains at."""
         switch_to_eval(self.engine.optimizer)
+        self.parallelism.show_served()
 
     def show_trained(self) -> None:
         """Put the weights in place that the next step moves."""
+        self.parallelism.show_trained()
         switch_to_train(self.engine.optimizer)
+
+    def finish(self) -> None:
+        """End a training: processes that trained apart come together."""
+        self.parallelism.finish()
+
+    def count_forwards_from(self, number: int) -> None:
+        """Number the next passes after those of the session that is continued."""
+        self.num_forwards = number
 
     def reset_optimizer(self) -> None:
         """Let the optimizer begin again with what it had before its first step."""
@@ -578,19 +596,3 @@ class Session:
                     yield
             finally:
                 self._train()
-
-
-def fork_rng(device: str) -> AbstractContextManager[None]:
-    """torch's generators as they were, afterwards."""
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device == "cuda" else [])
-
-
-def require_finite_gradients(norm: torch.Tensor, step: int) -> None:
-    """Raise `E-NON-FINITE` before such gradients reach the weights. With fp16 the step is skipped instead."""
-    if not torch.isfinite(norm):
-        raise TrainyardError(
-            f"The gradients of step {step} have the norm {float(norm)}.",
-            why="A row or a weight is too large for the range of numbers; the weights are as they were.",
-            do="Lower hyperparameters.learning_rate, use precision: fp32, or look for broken rows.",
-            code="E-NON-FINITE",
-        )

@@ -32,7 +32,7 @@ from trainyard.train.loop import count_done, train
 from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.parallel.session import END, STRATEGIES, SharedSession, serve
+from trainyard.train.parallel.session import END, SharedSession, make_strategy, serve
 from trainyard.train.parallel.team import Team
 from trainyard.train.progress import SavedProgress
 from trainyard.train.rows.batching import Feed
@@ -66,7 +66,8 @@ def session_on(
         rate = LearningRate(optimizer, config, total_steps)
         torch.manual_seed(0)
         return Session(TrainState(model, reference, stage, config, optimizer, rate, **common), folder)
-    parallelism = STRATEGIES[launch.strategy](team, model, launch)
+    parallelism = make_strategy(team, model, launch)
+    parallelism.last_step = total_steps
     optimizer = parallelism.optimizer(plain_groups(model, config), config)
     rate = LearningRate(optimizer, config, total_steps)
     torch.manual_seed(team.rank)
@@ -85,11 +86,14 @@ def lead_team(team: Team, session: Session) -> Iterator[bool]:
     yield True
     if isinstance(session, SharedSession):
         team.broadcast_command(END)
+        team.close()
 
 
 def config_for(team: Team, strategy: str, stage: str = "sft", batch: int = 4, **hyper: Any) -> TrainerConfig:
     """The rows of a step are the same for every number of processes: `batch` in all."""
-    shard = {"shard_size": 2} if strategy == "fsdp_hybrid" else {}
+    shard: dict[str, Any] = {"shard_size": 2} if strategy == "fsdp_hybrid" else {}
+    if "diloco" in hyper:
+        shard["diloco"] = hyper.pop("diloco")
     launch = LaunchSettings(strategy=Strategy(strategy), processes=team.size, **shard)
     preference = {"preference": hyper.pop("preference")} if "preference" in hyper else {}
     fields = {"batch_size": batch // team.size, "warmup_ratio": 0.0, "max_steps": 4, **hyper}
@@ -162,6 +166,8 @@ def whole_run(
         "held": count_bytes(session),
         "steps": session.global_step,
         "skipped": session.skipped,
+        "facts": session.parallelism.facts(),
+        "parameters": sum(value.numel() for value in session.parameters),
     }
 
 

@@ -33,7 +33,7 @@ def ran(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     for strategy, stage in STAGED.items():
         cases[f"stage {strategy}"] = case("whole_run", strategy, stage=stage, batch=8)
         cases[f"stage {strategy} alone"] = case("whole_run", stage=stage, batch=8)
-    cases |= {f"held {strategy}": case("held_after_backward", strategy) for strategy in STRATEGIES}
+    cases |= {f"held {strategy}": case("measure_after_backward", strategy) for strategy in STRATEGIES}
     cases |= {f"verbs {strategy}": case("verbs", strategy, engine={"batching": "padded"}) for strategy in (ONE, *ASKED)}
     for strategy in RESUMED:
         at = {**PART, "root": str(checkpoints / strategy)}
@@ -42,7 +42,7 @@ def ran(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         cases[f"resumed {strategy}"] = case("part_of_run", strategy, **at, resumed=True)
     runs = ask(cases)
     saved = str(runs["verbs zero2"].folder / "files-0")
-    return runs | ask({"other world": case("taken_up", "ddp", root=saved)})
+    return runs | ask({"other world": case("take_up", "ddp", root=saved)})
 
 
 def close(run: Ran, other: Ran) -> bool:

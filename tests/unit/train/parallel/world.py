@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tests.unit.train.parallel import cases
+from trainyard.train.parallel.islands import join_islands
 from trainyard.train.parallel.team import join_team
 
 LIMIT_S = 100
@@ -34,7 +35,9 @@ def rank_of_case(case: dict[str, Any], rank: int, folder: Path) -> None:
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case["processes"]))
             result = cases.program(**case["given"])
         else:
-            with join_team(rank, case["processes"], folder / "meeting", "cpu") as team:
+            islands = case["given"].get("diloco", {}).get("num_islands", 1)
+            with join_team(rank, case["processes"], folder / "meeting", "cpu") as everyone:
+                team = join_islands(everyone, islands) if islands > 1 else everyone
                 result = getattr(cases, case["run"])(team, folder, **case["given"])
         (folder / f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
     except BaseException:

@@ -1,0 +1,96 @@
+"""Rows on DiLoCo: how processes are divided into islands, and what an island can train by itself."""
+
+from __future__ import annotations
+
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.strategies import DilocoEngine, Strategy
+from trainyard.spec.compat.context import Match, NodeView, Row
+from trainyard.spec.training import TrainerConfig
+
+CUT_OVER_ALL = (Strategy.FSDP, Strategy.ZERO3)
+"""Strategies that cut the weights over all processes."""
+
+
+def uneven_islands(config: TrainerConfig, _: NodeView) -> Match:
+    """Return the numbers of processes near the requested one that the islands divide."""
+    launch = config.launch
+    if launch.diloco is None or launch.processes % launch.islands == 0:
+        return False
+    below, above = (launch.processes // launch.islands + step for step in (0, 1))
+    fitting = [count * launch.islands for count in (below, above) if count]
+    return {"fitting": " or ".join(map(str, fitting))}
+
+
+def has_islands(config: TrainerConfig, *strategies: Strategy) -> bool:
+    """Match DiLoCo over one of the strategies."""
+    return config.launch.diloco is not None and config.launch.strategy in strategies
+
+
+def shares_island_alone(config: TrainerConfig, _: NodeView) -> bool:
+    """Match islands of one process with a strategy that divides something."""
+    divides = has_islands(config, Strategy.FSDP_HYBRID, Strategy.ZERO1, Strategy.ZERO2)
+    return divides and config.launch.processes == config.launch.islands
+
+
+def long_period(config: TrainerConfig, _: NodeView) -> bool:
+    """Match a training that ends before its islands meet."""
+    steps, diloco = config.hyperparameters.max_steps, config.launch.diloco
+    return diloco is not None and steps is not None and diloco.inner_steps > steps
+
+
+def is_torchft(config: TrainerConfig) -> bool:
+    return config.launch.diloco is not None and config.launch.diloco.type is DilocoEngine.TORCHFT
+
+
+ISLAND_ROWS = (
+    Row(
+        "diloco-backend", "R-BACKEND-SETTING", "trainer", "config.launch.diloco",
+        lambda config, _: config.launch.diloco is not None and not config.backend.facts.trains_islands,
+        "The {config.backend} backend trains no islands.",
+        "Use backend native, or remove diloco.",
+    ),
+    Row(
+        "diloco-cut", "R-LAUNCH", "trainer", "config.launch.strategy",
+        lambda config, _: has_islands(config, *CUT_OVER_ALL),
+        "Strategy {config.launch.strategy} cuts the weights over all processes, so no island has a complete copy to "
+        "train by itself.",
+        "Use strategy ddp, fsdp_hybrid, zero1 or zero2 inside an island.",
+    ),
+    Row(
+        "diloco-single", "R-LAUNCH", "trainer", "config.launch.strategy",
+        lambda config, _: has_islands(config, Strategy.SINGLE),
+        "Islands are two or more processes, and strategy single is one.",
+        "Remove strategy, or use ddp.",
+    ),
+    Row(
+        "diloco-islands", "R-LAUNCH", "trainer", "config.launch.diloco.num_islands", uneven_islands,
+        "{config.launch.processes} processes are not {config.launch.islands} islands of the same size.",
+        "Use processes: {fitting}, or another number of islands.",
+    ),
+    Row(
+        "diloco-alone", "R-LAUNCH", "trainer", "config.launch.strategy", shares_island_alone,
+        "Each island is one process, which has nothing to share by strategy {config.launch.strategy}.",
+        "Use strategy ddp, or more processes than islands.",
+    ),
+    Row(
+        "diloco-period", "R-LAUNCH", "trainer", "config.launch.diloco.inner_steps", long_period,
+        "The islands would exchange their weights every {config.launch.diloco.inner_steps} steps, and the training has "
+        "{config.hyperparameters.max_steps}.",
+        "Use inner_steps of at most {config.hyperparameters.max_steps}, or more steps.",
+    ),
+    Row(
+        "diloco-optimizer", "R-LAUNCH", "trainer", "config.hyperparameters.optimizer",
+        lambda config, _: config.launch.diloco is not None
+        and config.hyperparameters.optimizer is not Optimizer.ADAMW,
+        "DiLoCo's inner optimizer is AdamW; {config.hyperparameters.optimizer} has not been tried between exchanges.",
+        "Use optimizer adamw.",
+    ),
+    Row(
+        "diloco-torchft", "R-LAUNCH", "trainer", "config.launch.strategy",
+        lambda config, _: is_torchft(config)
+        and (config.launch.strategy is not Strategy.DDP or config.launch.processes != config.launch.islands),
+        "With torchft each island is one process, so that it can be lost and taken in again by itself.",
+        "Use strategy ddp with as many processes as islands, or type native.",
+    ),
+)  # fmt: skip
+"""What DiLoCo needs of a launch."""
