@@ -568,8 +568,8 @@ def test_passage_is_about_its_subject_and_what_it_tells_the_reader_to_do() -> No
 
 def test_german_instruction_is_asked_for_as_what_the_reader_wants() -> None:
     text = (
-        "# Hafen\n\n## Lager\n\nLegen Sie vor der Einfahrt eine neue Zollerklärung an, damit die Kontrolle am Kai nicht zu "
-        "lange dauert. Die Formulare werden jedes Jahr von der Verwaltung erneuert.\n"
+        "# Hafen\n\n## Lager\n\nLegen Sie vor der Einfahrt eine neue Zollerklärung an, damit die Kontrolle am Kai "
+        "nicht zu lange dauert. Die Formulare werden jedes Jahr von der Verwaltung erneuert.\n"
     )
     assert "eine neue Zollerklärung anlegen" in {topic for rule, topic, _ in rules(text) if rule == "activity"}
 
