@@ -34,6 +34,8 @@ TO_DO = re.compile(
     r"(?:following|command|code)\b.{0,60}? to (?P<behind>[a-z][^,:;]{5,90}))"
 )
 """What the reader wants to do with the code or the steps that follow."""
+LEAST_LEAD = 4
+"""Words of a sentence that announces code."""
 HEADING_WORDS = 7
 """Of a lead-in without a verb, which is the heading of its list."""
 EXAMPLES = re.compile(
@@ -136,3 +138,30 @@ def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:
         question = clauses.join(f"What {verb}", subject, "do", location)
         clause = clauses.join("what", subject, verb, "do", location)
     return Ask("named", f"{question}?", clause)
+
+
+def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
+    """Return "filter the listing by path" of "You can filter the listing by path" or of the command; else nothing."""
+    if language != ENGLISH:
+        return ""
+    match = re.match(
+        r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I
+    )
+    goal = sentence[match.end() :] if match else ""
+    if not goal and clauses.begins_with_command(sentence):
+        goal = sentence[0].lower() + sentence[1:]
+    goal = re.sub(r"(?:,? (?:by|and) )?(?:running|executing|using|run|typing|calling)(?: the command)?$", "", goal)
+    if (
+        english_words.DANGLING.search(goal)
+        or len(goal.split()) < LEAST_LEAD
+        or re.search(r"[,;()]|\b(?:and|or)\b", goal)
+    ):
+        return ""
+    return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal
+
+
+def commands(texts: Collection[str], language: str) -> bool:
+    """Whether most items of a list are instructions."""
+    if language != ENGLISH:
+        return sum(map(german.is_instruction, texts)) * 2 > len(texts)
+    return sum(map(clauses.begins_with_command, texts)) * 2 > len(texts)

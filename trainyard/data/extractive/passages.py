@@ -148,8 +148,8 @@ class Candidate:
 
     def overlaps(self, other: Candidate) -> bool:
         """Whether two topics would make nearly the same question."""
-        mine, theirs = soundness.stems(self.text), soundness.stems(other.text)
-        return len(mine & theirs) * 2 >= min(len(mine), len(theirs))
+        own_stems, other_stems = soundness.stems(self.text), soundness.stems(other.text)
+        return len(own_stems & other_stems) * 2 >= min(len(own_stems), len(other_stems))
 
 
 def candidates(passage: Passage, language: str, vocabulary: Collection[str]) -> list[Candidate]:
