@@ -22,22 +22,25 @@ LEAD_PREDICATE = re.compile(
 
 
 FOLLOWING_SUBJECT = re.compile(
-    r"(?:The|All) following (?P<things>[a-z][\w-]*(?: [\w-]+){0,3}?) (?P<predicate>(?:are|is|can|must|should|may|will|have|"
-    r"need|apply|were) .+|apply|exist)"
+    r"(?:The|All) following (?P<things>[a-z][\w-]*(?: [\w-]+){0,3}?) "
+    r"(?P<predicate>(?:are|is|can|must|should|may|will|have|need|apply|were) .+|apply|exist)"
 )
 FOLLOWING_OBJECT = re.compile(r"the following (?P<things>(?:[\w-]+ ){0,3}[\w-]+)$")
 TO_DO = re.compile(
     r"(?:(?:For example|Alternatively|Then|Now|Next|First),? )?(?:"
     r"(?:In order to|To) (?P<front>[a-z][^,:;]{5,90}?)(?:, (?:you (?:can|need to|should|must|may) )?(?:just |simply )?"
     r"(?:do|run|use|add|execute|call|type|enter|create|set|write|make|specify|include|put|insert|follow)\b.*)?"
-    r"|(?:Run|Use|Execute|Add|Enter|Call|Type|Issue|Paste|Insert|Include) (?:the |this |these )?(?:following|command|code)"
-    r"\b.{0,60}? to (?P<behind>[a-z][^,:;]{5,90}))"
+    r"|(?:Run|Use|Execute|Add|Enter|Call|Type|Issue|Paste|Insert|Include) (?:the |this |these )?"
+    r"(?:following|command|code)\b.{0,60}? to (?P<behind>[a-z][^,:;]{5,90}))"
 )
 """What the reader wants to do with the code or the steps that follow."""
+LEAST_LEAD = 4
+"""Words of a sentence that announces code."""
 HEADING_WORDS = 7
 """Of a lead-in without a verb, which is the heading of its list."""
 EXAMPLES = re.compile(
-    r"(?:(?:\w+ )?examples?\b|note|notes|beispiele?\b|hinweis|e\.g|z\.\s?b|where|such as|that is|for|like|and|or|see|siehe)|"
+    r"(?:(?:\w+ )?examples?\b|notes?|beispiele?\b|hinweis|e\.g|z\.\s?b|where|such as|that is|for|like|and|or|see|siehe)"
+    r"|"
     r".*\b(?:following|folgende\w*|example|beispiel\w*)\b",
     re.I,
 )
@@ -96,10 +99,11 @@ def ask_english_lead(text: str, vocabulary: Collection[str]) -> Ask | None:
     if match:
         return Ask("purpose", match["goal"])
     text = english_words.without_adverbs(text)
-    if ask := ask_following(re.sub(r",? (?:in order|for example)$", "", text), vocabulary):
+    goal = goal_of_lead(text, ENGLISH)
+    if ask := ask_following(re.sub(r",? (?:in order|for example)$", "", text), vocabulary) or (
+        Ask("purpose", goal) if goal else None
+    ):
         return ask
-    if goal := goal_of_lead(text, ENGLISH):
-        return Ask("purpose", goal)
     if ask := ask_predicate(text, vocabulary):
         return ask
     clause = clauses.parse_clause(text, vocabulary)
@@ -134,3 +138,30 @@ def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:
         question = clauses.join(f"What {verb}", subject, "do", location)
         clause = clauses.join("what", subject, verb, "do", location)
     return Ask("named", f"{question}?", clause)
+
+
+def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
+    """Return "filter the listing by path" of "You can filter the listing by path" or of the command; else nothing."""
+    if language != ENGLISH:
+        return ""
+    match = re.match(
+        r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I
+    )
+    goal = sentence[match.end() :] if match else ""
+    if not goal and clauses.begins_with_command(sentence):
+        goal = sentence[0].lower() + sentence[1:]
+    goal = re.sub(r"(?:,? (?:by|and) )?(?:running|executing|using|run|typing|calling)(?: the command)?$", "", goal)
+    if (
+        english_words.DANGLING.search(goal)
+        or len(goal.split()) < LEAST_LEAD
+        or re.search(r"[,;()]|\b(?:and|or)\b", goal)
+    ):
+        return ""
+    return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal
+
+
+def commands(texts: Collection[str], language: str) -> bool:
+    """Whether most items of a list are instructions."""
+    if language != ENGLISH:
+        return sum(map(german.is_instruction, texts)) * 2 > len(texts)
+    return sum(map(clauses.begins_with_command, texts)) * 2 > len(texts)

@@ -144,8 +144,10 @@ class Builder:
         around.number += bool(number)
         self.current.blocks.append(TextBlock(text, around.list_id, number, label, around.lead, around.depth))
 
-    def code(self, code: str) -> None:
-        before = self.current.blocks[-1].text if self.current.blocks else ""
+    def code(self, code: str, *, in_item: bool = False) -> None:
+        before = self.current.paragraphs[-1] if self.current.paragraphs else ""
+        if in_item and self.current.blocks:
+            before = self.current.blocks[-1].text
         self.current.code.append((before, code.rstrip()))
 
 
@@ -212,7 +214,7 @@ def markdown_outline(text: str, parser: MarkdownIt = MARKDOWN) -> list[Section]:
             quiet += token.nesting
             is_note = False
         elif token.type in {"fence", "code_block"}:
-            builder.code(token.content)
+            builder.code(token.content, in_item=depth > 0)
         elif token.type == "table_open":
             builder.current.rows.append([])
         elif token.type == "tr_open":

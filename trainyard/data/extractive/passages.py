@@ -75,7 +75,7 @@ class Passage:
 
 
 def passages(texts: Iterable[str], follows: Callable[[str], bool], usable: Callable[[str], bool]) -> Iterator[Passage]:
-    """Yield the passages of adjacent paragraphs; a sentence that is not usable is left out, and so is what follows it."""
+    """Yield the passages of adjacent paragraphs, without sentences that are not usable and those that point to them."""
     pending: list[str] = []
     skipped = False
     for text in texts:
@@ -148,8 +148,8 @@ class Candidate:
 
     def overlaps(self, other: Candidate) -> bool:
         """Whether two topics would make nearly the same question."""
-        mine, theirs = soundness.stems(self.text), soundness.stems(other.text)
-        return len(mine & theirs) * 2 >= min(len(mine), len(theirs))
+        own_stems, other_stems = soundness.stems(self.text), soundness.stems(other.text)
+        return len(own_stems & other_stems) * 2 >= min(len(own_stems), len(other_stems))
 
 
 def candidates(passage: Passage, language: str, vocabulary: Collection[str]) -> list[Candidate]:
@@ -195,7 +195,8 @@ def choose_topics(
 ) -> list[Candidate]:  # fmt: skip
     """Return up to `most` topics: phrases that no other sentence has, or subjects that no other sentence is about.
 
-    `other_sentences` are those of the same section as `plain_text`, `other_subjects` what they are about; `is_new` is false for the words of its headings.
+    `other_sentences` are those of the same section as `plain_text`, `other_subjects` what they are about; `is_new` is
+    false for the words of its headings.
     Two phrases named together, neither of which is the topic alone, make a question that nobody would ask.
     """
     topics: list[Candidate] = []

@@ -17,7 +17,7 @@ from trainyard.data.extractive import clauses, english, german, passages, senten
 from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
-from trainyard.data.extractive.leads import ask_lead, goal_of_lead, heading_of
+from trainyard.data.extractive.leads import LEAST_LEAD, ask_lead, commands, goal_of, goal_of_lead, heading_of
 from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.passages import Candidate, Passage
@@ -25,8 +25,6 @@ from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 16, 700
-LEAST_LEAD = 4
-"""Words of a sentence that announces code."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
 ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
@@ -256,8 +254,8 @@ class Reader:
 
     def subjects_of(self, sentence: str) -> str:
         """Return what a sentence is about, as the text in which `Candidate.is_in` looks."""
-        found = passages.candidates_of(sentence, self.language, self.vocabulary)
-        names = [candidate.text for candidate in found if candidate.points >= passages.LEAST_POINTS]
+        candidates = passages.candidates_of(sentence, self.language, self.vocabulary)
+        names = [candidate.text for candidate in candidates if candidate.points >= passages.LEAST_POINTS]
         return " | ".join(map(passages.stemmed, names))
 
     def follows(self, sentence: str) -> bool:
@@ -283,8 +281,10 @@ class Reader:
         pointer = POINTERS[self.language]
         near = topic and place_of(self.title, topic, ": ") != self.title
         own_sentences = {plain_text(sentence) for sentence in passage.sentences}
-        others = [text for text in (self.section_sentences if near else self.sentences) if text not in own_sentences]
-        subjects = [self.section_topics[text] for text in others] if near else others
+        other_sentences = [
+            text for text in (self.section_sentences if near else self.sentences) if text not in own_sentences
+        ]
+        subjects = [self.section_topics[text] for text in other_sentences] if near else other_sentences
         used_words = set(CONTENT[self.language](besides))
 
         def is_new(phrase: str) -> bool:
@@ -296,7 +296,7 @@ class Reader:
             bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
             if content and not used_words & content and not (self.language == ENGLISH and pointer.search(bare)):
                 candidates.append(candidate)
-        topics = passages.choose_topics(candidates, most, others, subjects, is_new)
+        topics = passages.choose_topics(candidates, most, other_sentences, subjects, is_new)
         self.used_phrases |= {(topic, candidate.text.lower()) for candidate in topics}
         return topics
 
@@ -459,14 +459,17 @@ class Reader:
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
+        ask = ask_lead(lead, self.language, self.vocabulary) if is_lead else None
+        if ask:
+            yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
-            told = re.sub(r"\b(?:the )?following (?=\w)|\bfolgende[nrms]? (?=\w)", "", lead.rstrip(" :："))
-            sound = self.is_usable(f"{told}.") and num_words(lead) >= LEAST_LEAD
+            announcement = re.sub(r"\b(?:the )?following (?=\w)|\bfolgende[nrms]? (?=\w)", "", lead.rstrip(" :："))
+            sound = self.is_usable(f"{announcement}.") and num_words(lead) >= LEAST_LEAD
             for candidate in self.topics(Passage((lead,)), topic, 1) if sound else ():
                 yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(texts))
-        if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
-            yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
-        elif is_lead and (heading := heading_of(lead, self.language)):
+        if ask:
+            return
+        if is_lead and (heading := heading_of(lead, self.language)):
             yield Statement("listing", heading, ended(joined), 1, sentences=len(texts))
         elif (labelled * 2 > len(texts) or len(texts) == len(covered)) or items[0].depth > 1:
             return  # its lead says what it lists, and no heading does
@@ -571,26 +574,3 @@ def ended(text: str) -> str:
     """Return the text with a full stop at its end."""
     text = text.rstrip(" ;,:")
     return text if text[-1:] in ".!?。" else f"{text}."
-
-
-def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
-    """Return "filter the listing by path" of "You can filter the listing by path" or of the command; else nothing."""
-    if language != ENGLISH:
-        return ""
-    match = re.match(
-        r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I
-    )
-    goal = sentence[match.end() :] if match else ""
-    if not goal and clauses.begins_with_command(sentence):
-        goal = sentence[0].lower() + sentence[1:]
-    goal = re.sub(r"(?:,? (?:by|and) )?(?:running|executing|using|run|typing|calling)(?: the command)?$", "", goal)
-    if english.DANGLING.search(goal) or len(goal.split()) < LEAST_LEAD or re.search(r"[,;()]|\b(?:and|or)\b", goal):
-        return ""
-    return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal
-
-
-def commands(texts: Collection[str], language: str) -> bool:
-    """Whether most items of a list are instructions."""
-    if language != ENGLISH:
-        return sum(map(german.is_instruction, texts)) * 2 > len(texts)
-    return sum(map(clauses.begins_with_command, texts)) * 2 > len(texts)
