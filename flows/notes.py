@@ -126,6 +126,7 @@ def markdown(result: RunResult, folder: Path) -> str:
     """
     lines = [f"# {result.name}", "", result.message, "", "| node | state | seconds | result |", "|---|---|---|---|"]
     lines += [f"| {n.id} | {n.state.value} | {n.seconds:.1f} | {cell(n)} |" for n in result.nodes]
+    lines += ["", f"Cost: {result.cost.text}"] if result.cost is not None else []
     picture = draw_run(folder)
     if picture:
         (folder / CURVES_FILE).write_text(picture, encoding="utf-8")

@@ -43,11 +43,20 @@ from trainyard.app.run_records import (
     read_chain,
     read_events,
 )
+from trainyard.backends.ledger_entry import format_time
 from trainyard.compute.child import RUN_VARIABLE
 from trainyard.compute.events import EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
-from trainyard.prefect_api.states import BUDGET_EXCEEDED, INTERRUPTED, PREEMPTED, SKIPPED, build_completed, node_state
+from trainyard.prefect_api.states import (
+    BUDGET_EXCEEDED,
+    INTERRUPTED,
+    PREEMPTED,
+    SKIPPED,
+    SPENDING_LIMIT,
+    build_completed,
+    node_state,
+)
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec
@@ -55,7 +64,8 @@ from trainyard.spec.estimate.verdict import find_floor
 from trainyard.spec.graph import ResolvedChain
 from trainyard.spec.states import NOT_DEPLOYED_DETAIL
 from trainyard.stores.artifacts import NodeOutput
-from trainyard.stores.live.job_ids import TENANT_TAG, find_continued_run, find_job_id
+from trainyard.stores.live.job_ids import SENDER_TAG, TENANT_TAG, find_continued_run, find_job_id
+from trainyard.stores.spending import SpendingStore
 from trainyard.tracing import span
 
 PROGRESS_EVERY_S = 10.0
@@ -221,7 +231,24 @@ def run_info(chain: ResolvedChain) -> RunInfo:
         refresh,
         continues=continues,
         id=find_run_id(chain),
+        ledger=describe_run(chain),
+        max_spend=chain.max_spend,
     )
+
+
+def describe_run(chain: ResolvedChain) -> dict[str, Any]:
+    """Return the fields of the run that each of its entries in the ledger has."""
+    requested = flow_run.scheduled_start_time
+    sender = next((tag.removeprefix(SENDER_TAG) for tag in flow_run.tags if tag.startswith(SENDER_TAG)), "")
+    return {
+        "job": find_run_id(chain),
+        "chain": chain.name,
+        "chain_revision": chain.digest,
+        "theme": chain.theme,
+        "tags": list(chain.tags),
+        "requested": format_time(requested.timestamp()) if requested else None,
+        "sender": f"token:{sender}" if sender else "",
+    }
 
 
 def accepts_few_rows() -> bool:
@@ -297,6 +324,7 @@ async def conclude(
         nodes=nodes,
         gate=gate,
         seconds=round(seconds, 3),
+        cost=SpendingStore(settings().spending).find_cost(run.run_id),
     )
     record.finish(result)
     return result
@@ -368,10 +396,9 @@ def verdict(nodes: tuple[NodeResult, ...], run: str, gate: ClosedGate | None = N
 
 
 def name_failure(futures: Futures) -> str:
-    """Return name of the state of a failed run: a training whose time was used up says so for its run."""
-    return (
-        BUDGET_EXCEEDED if any(build_state(future).name == BUDGET_EXCEEDED for future in futures.values()) else "Failed"
-    )
+    """Return the name of the state of a failed run: a training whose time or money was used up says so for its run."""
+    names = {build_state(future).name for future in futures.values()}
+    return next((name for name in (SPENDING_LIMIT, BUDGET_EXCEEDED) if name in names), "Failed")
 
 
 def final_state(result: RunResult, *, name: str = "Failed") -> State[dict[str, Any]]:

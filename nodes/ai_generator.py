@@ -23,7 +23,7 @@ from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 @task(name="ai_generator", **NODE_TASK)
 def ai_generator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Ask for rows about each document and account for every answer: asked = kept + rejected, by reason."""
-    return run_node(node, upstream, run, prepare, slot)
+    return run_node(node, upstream, run, prepare, slot=slot)
 
 
 def slot(context: NodeContext) -> AbstractContextManager[object]:

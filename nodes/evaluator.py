@@ -24,7 +24,7 @@ from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 @task(name="evaluator", **NODE_TASK)
 def evaluator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Score candidate, baseline and control on every held-out set and write the report that the gate reads."""
-    return run_node(node, upstream, run, prepare, slot)
+    return run_node(node, upstream, run, prepare, slot=slot)
 
 
 def slot(context: NodeContext) -> AbstractContextManager[object]:

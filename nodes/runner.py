@@ -8,9 +8,11 @@ which verifies their bytes, so Prefect's own cache is off: there is one truth ab
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +26,8 @@ from nodes.summaries import count_rows, summary
 from trainyard.app.live.waits import describe_wait
 from trainyard.app.plan.keys import content_key, list_needed_models
 from trainyard.app.run_records import RunRecord, is_closed_gate, read_events
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.ledger_entry import list_licences
 from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.remote.kinds import pin_sources
@@ -33,6 +37,7 @@ from trainyard.prefect_api.states import (
     INTERRUPTED,
     NOT_DEPLOYED,
     SKIPPED,
+    SPENDING_LIMIT,
     STOPPED_NAMES,
     WANTED_EVERY_S,
     make_state_reader,
@@ -40,10 +45,24 @@ from trainyard.prefect_api.states import (
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
+from trainyard.spec.chain import digest
 from trainyard.spec.estimate.verdict import VerdictFloor
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
+from trainyard.stores.ledger.log import run_key
+from trainyard.stores.ledger.recording import (
+    DATA_READ,
+    DEPLOYED,
+    EVALUATED,
+    FAILED,
+    GENERATED,
+    PAUSED,
+    RESUMED,
+    TRAINED,
+    VALIDATED,
+    record_step,
+)
 from trainyard.stores.metrics import TrainingPace
 from trainyard.stores.model_hub import download_model
 from trainyard.stores.models import resolve_model
@@ -55,6 +74,8 @@ Upstream = dict[str, NodeOutput]
 
 STOPPED = "E-STOPPED"
 """Code of a node that ended because its run was paused, cancelled or preempted, which is not a failure."""
+SPENDING = "E-SPEND"
+"""Code of a training that a spending limit refuses before it starts."""
 BUDGET = "budget"
 """Reason of a supervised child that was stopped because its wall time was used up."""
 NODE_TASK: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": True, "log_prints": False}
@@ -80,6 +101,10 @@ class RunInfo:
     """Run or sweep whose trainings it continues; empty for its own."""
     id: str = ""
     """What names it to users: the job's id, or `run_id` where no trainer is part of it."""
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the run that each of its entries in the ledger has."""
+    max_spend: Decimal | None = None
+    """US dollars that the run may spend."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +128,8 @@ class NodeContext:
     """What it has waited for, in words."""
     upstream: Upstream = field(default_factory=dict)
     """Outputs of the nodes before it."""
+    jobs: list[TrainingJob] = field(default_factory=list)
+    """The training that the node has run."""
 
     @property
     def desired_state(self) -> Callable[[], DesiredState]:
@@ -162,6 +189,7 @@ class NodeContext:
         elif "started" in before:
             last = next(event for event in reversed(before) if event in ("started", "stopped"))
             if last == "stopped":  # a pause, or a rung of a sweep
+                record_node(self, RESUMED)
                 self.say("started again: it was stopped before")
             else:
                 self.say("started again: an earlier attempt of this run had not finished it", logging.WARNING)
@@ -207,20 +235,34 @@ Prepare = Callable[[NodeContext], Make]
 Slot = Callable[[NodeContext], AbstractContextManager[object]]
 
 
+Describe = Callable[[NodeContext, NodeOutput, float, float], Mapping[str, Any]]
+"""(context, output, time of the start, seconds) -> more fields of the entry in the ledger."""
+
+
+def describe_nothing(*_: object) -> Mapping[str, Any]:
+    return {}
+
+
 def skip_slot(_: NodeContext) -> AbstractContextManager[object]:
     return nullcontext()
 
 
 def run_node(
-    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot = skip_slot
+    node: ResolvedNode,
+    upstream: Upstream,
+    run: RunInfo,
+    prepare: Prepare,
+    *,
+    slot: Slot = skip_slot,
+    describe: Describe = describe_nothing,
 ) -> State[NodeOutput]:
     """Run one node. The returned state's message is what a user reads: a failure says what, why and what to do."""
     with span(f"node {node.id}", type=node.type, run=run.id or run.run_id):
-        return carry_out_node(node, upstream, run, prepare, slot)
+        return carry_out_node(node, upstream, run, prepare, slot=slot, describe=describe)
 
 
 def carry_out_node(
-    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot
+    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, *, slot: Slot, describe: Describe
 ) -> State[NodeOutput]:
     context = open_context(node, upstream, run)
     if closed := next((name for name, output in upstream.items() if is_closed_gate(output.facts)), ""):
@@ -232,15 +274,85 @@ def carry_out_node(
         context.record.emit(
             node.id, event, key=output.key, facts=output.facts, rows=count_rows(output), message=message
         )
+        record_node(context, KINDS_OF_NODES[node.type], output=output, describe=describe)
     except NotDeployed as error:
         return build_not_deployed_state(context, error)
     except TrainyardError as error:
         if error.code == STOPPED:
             return build_stopped_state(context, error)
         context.note_failure(error)
-        return Failed(message=str(error))
+        record_node(context, FAILED, code=error.code)
+        return Failed(name=SPENDING_LIMIT if error.code == SPENDING else "Failed", message=str(error))
     name = "Cached" if output.reused else "Completed"
     return Completed(name=name, message=("reused: " if output.reused else "") + message, data=output)
+
+
+KINDS_OF_NODES = {
+    "data_source": DATA_READ,
+    "ai_generator": GENERATED,
+    "validator": VALIDATED,
+    "trainer": TRAINED,
+    "evaluator": EVALUATED,
+    "deployer": DEPLOYED,
+}
+"""Type of a node -> the kind of its entry in the ledger."""
+
+
+def record_node(
+    context: NodeContext,
+    kind: str,
+    *,
+    output: NodeOutput | None = None,
+    describe: Describe = describe_nothing,
+    **fields: object,
+) -> None:
+    """Record a step of a node in the ledger; where that fails, the run says so. Twice is one entry."""
+    run, events = context.run, [e for e in read_events(context.record.folder) if e["node"] == context.node.id]
+    started = [float(event["time"]) for event in events if event["event"] == "started"]
+    seconds = round(time.time() - started[-1], 3) if started and not (output and output.reused) else 0.0
+    attempt = sum(event["event"] == kind_event for event in events for kind_event in (STEP_EVENTS.get(kind),))
+    if output is not None:
+        key = step_key(run.run_id, context.node.id, output.key)
+        outputs = {
+            port.value: {"sha256": part.sha256, "rows": part.rows, "bytes": part.bytes}
+            for port, part in output.outputs.items()
+        }
+        licences = list_licences([source for part in output.outputs.values() for source in list_sources(part.facts)])
+        fields |= {"outputs": outputs, "reused": output.reused, "licences": licences or None}
+        fields |= {name: output.facts.get(name) for name in ("deployed", "version", "better")}
+        fields |= describe(context, output, started[-1] if started else time.time(), seconds)
+    else:
+        key = run_key(kind, run.run_id, context.node.id, attempt)
+    parents = [step_key(run.run_id, name, before.key) for name, before in context.upstream.items()]
+    problem = record_step(
+        context.settings.home,
+        kind,
+        key,
+        run=run.run_id,
+        tenant=run.tenant,
+        node=context.node.id,
+        seconds=seconds,
+        parents=parents,
+        settings_sha256=digest(context.node.config),
+        **run.ledger,
+        **fields,
+    )
+    if problem:
+        context.say(problem, logging.WARNING)
+
+
+STEP_EVENTS = {RESUMED: "started", PAUSED: "stopped", FAILED: "failed"}
+"""Kind of an entry without a result -> the event of the run whose number tells one from the next."""
+
+
+def step_key(run_id: str, node: str, key: str) -> str:
+    """Return the key of the entry of a node's result in a run."""
+    return run_key("step", run_id, node, key)
+
+
+def list_sources(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the data sets that a result's facts name, with their licences."""
+    return [source for source in facts.get("sources") or () if isinstance(source, Mapping)]
 
 
 def build_not_deployed_state(context: NodeContext, error: NotDeployed) -> State[NodeOutput]:
@@ -256,21 +368,28 @@ def build_not_deployed_state(context: NodeContext, error: NotDeployed) -> State[
     output = NodeOutput(key=key, outputs={}, facts=facts)
     message = summary(context.node.type, output)
     context.record.emit(context.node.id, "finished", key=key, facts=facts, rows={}, message=message)
+    record_node(context, KINDS_OF_NODES[context.node.type], output=output)
     return Completed(name=NOT_DEPLOYED, message=message, data=output)
 
 
 def build_stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutput]:
-    """Return the state of a node that was stopped, named after the reason; a budget that is used up is a failure."""
+    """Return the state of a node that was stopped, named after the reason; time or money that is used up is a
+    failure."""
     reason = getattr(error, "reason", "")
     if reason == BUDGET:
         message = f"{error.what} Its budget of wall time is used up. Do: Resume it, and it continues for as long again."
         context.record.emit(context.node.id, "failed", message=message, error=error.as_dict())
         return Failed(name=BUDGET_EXCEEDED, message=message)
+    if reason == DesiredState.SPEND:
+        message = f"{error.what} Do: {error.do}"
+        context.record.emit(context.node.id, "failed", message=message, error=error.as_dict())
+        return Failed(name=SPENDING_LIMIT, message=message)
     if reason not in STOPPED_NAMES:
         # Another process stopped the child, or the node is not a trainer: the run's own state says why.
         reason = context.desired_state().value
     reason = reason if reason in STOPPED_NAMES else DesiredState.PREEMPT.value
     context.record.emit(context.node.id, "stopped", message=error.what, reason=reason)
+    record_node(context, PAUSED, reason=reason)
     return Cancelled(name=STOPPED_NAMES[reason], message=error.what)
 
 

@@ -14,6 +14,7 @@ from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_no
 from trainyard.app.run_records import read_events
 from trainyard.backends.base import turn_folder, work_folder
 from trainyard.backends.job import TrainingJob, list_differences, prepare_job, read_job
+from trainyard.backends.ledger_entry import describe_training, read_training_record
 from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.lease import turn_lock
@@ -21,6 +22,7 @@ from trainyard.data.rows import ROWS_FILE, count_rows
 from trainyard.errors import Conflict, NotDeployed
 from trainyard.evals.gate import Word
 from trainyard.evals.tasks import count_held_out
+from trainyard.json_types import JsonMapping
 from trainyard.prefect_api.slots import device_slots
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.estimate.verdict import Counted, VerdictFloor
@@ -32,7 +34,18 @@ from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 @task(name="trainer", **NODE_TASK)
 def trainer(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Train with the config's stage, method and backend, and account for every token."""
-    return run_node(node, upstream, run, prepare, slot)
+    return run_node(node, upstream, run, prepare, slot=slot, describe=describe)
+
+
+def describe(context: NodeContext, output: NodeOutput, started: float, seconds: float) -> JsonMapping:
+    """Return the ledger's fields of the training; one that is reused took no time in this run."""
+    job = context.jobs[-1] if context.jobs else build_job(context)
+    (result,) = output.outputs.values()
+    sender, theme = (str(context.run.ledger.get(name) or "") for name in ("sender", "theme"))
+    record = {**read_training_record(result.path), "energy_j": output.facts.get("energy_j")}
+    return describe_training(
+        job, record, context.settings, started=started, seconds=seconds, theme=theme, sender=sender
+    )
 
 
 @contextmanager
@@ -55,6 +68,7 @@ def prepare(context: NodeContext) -> Make:
     require_verdict(context, job)
 
     def make(folder: Path) -> Produced:
+        context.jobs.append(job)
         work = work_folder(job, context.settings)
         context.record.emit(context.node.id, "job", digest=job.digest, folder=str(work))
         return train_within_memory(
@@ -154,4 +168,5 @@ def build_job(context: NodeContext) -> TrainingJob:
         node=context.node.id,
         continues=context.run.continues,
         until=context.run.until.get(context.node.id),
+        max_spend=context.run.max_spend,
     )

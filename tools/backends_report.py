@@ -11,14 +11,12 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
-from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.compute.gpus import physical_cores
 from trainyard.spec.axes.backends import BackendName
 
@@ -35,8 +33,6 @@ class Results:
 
     chains: dict[BackendName, dict[str, str]] = field(default_factory=dict)
     """Backend -> facts of its chain, `seconds` and `state` among them."""
-    tests: dict[BackendName, Counter[str]] = field(default_factory=dict)
-    """Backend -> passed, failed and skipped tests that name it."""
     bad: list[str] = field(default_factory=list)
     """Tests that failed or were skipped."""
 
@@ -54,8 +50,6 @@ def results_of(*reports: Path) -> Results:
         name = f"{case.get('classname')}::{case.get('name')}"
         if state != "passed":
             results.bad.append(f"{state}: {name}")
-        for backend in named(name):
-            results.tests.setdefault(backend, Counter())[state] += 1
         if str(case.get("name")).startswith(CHAIN_TEST):
             (backend,) = named(str(case.get("name")))
             facts = {element.get("name", ""): element.get("value", "") for element in case.iter("property")}
@@ -84,19 +78,15 @@ def table(results: Results, now: datetime) -> str:
         f"Measured on {now:%Y-%m-%d}, {platform.system()} {platform.machine()}, Python {platform.python_version()}, "
         f"{physical_cores()} CPU cores; a model of two layers, 16 rows, three passes.",
         "",
-        "| backend | version | what the chain trained | loss | chain | other tests |",
-        "|---|---|---|---|---|---|",
+        "| backend | version | trained | loss | chain |",
+        "|---|---|---|---|---|",
     ]
     for name in HERE:
-        facts, counts = results.chains.get(name, {}), results.tests.get(name, Counter())
+        facts = results.chains.get(name, {})
         trained = f"{facts['stage']}, {facts['method']}" if "stage" in facts else "-"
         loss = f"{facts['first_loss']} → {facts['final_loss']}" if "first_loss" in facts else "-"
-        num_others = counts["passed"] - (facts.get("state") == "passed")
         ended = f"{facts['state']}, {facts['seconds']} s" if facts else "not run"
-        location = "own environment" if name in ENVIRONMENTS else "built in"
-        version = f"{facts.get('version', '-')} ({location})"
-        bad = "".join(f", {counts[state]} {state}" for state in ("failed", "skipped") if counts[state])
-        lines.append(f"| `{name.value}` | {version} | {trained} | {loss} | {ended} | {num_others} passed{bad} |")
+        lines.append(f"| `{name.value}` | {facts.get('version', '-')} | {trained} | {loss} | {ended} |")
     return "\n".join(lines)
 
 

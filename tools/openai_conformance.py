@@ -1,4 +1,4 @@
-"""Compare the OpenAI wire with OpenAI's public OpenAPI document, and print a table for docs/openai.md.
+"""Compare the OpenAI wire with OpenAI's public OpenAPI document, and print a table.
 
     git clone https://github.com/openai/openai-openapi
     python -m tools.openai_conformance openai-openapi/openapi.json
@@ -36,7 +36,7 @@ from trainyard.stores.openai_records import FileRecord, FineTuningRecord, Upload
 from trainyard.surfaces.openai import events, fields, files, job_bodies, jobs, models, uploads
 from trainyard.surfaces.openai.app import ROUTES
 from trainyard.surfaces.openai.calls import WireCall, list_of
-from trainyard.surfaces.openai.requests import JobFiles, plan_job
+from trainyard.surfaces.openai.job_plans import JobFiles, plan_job
 
 JOB = "/fine_tuning/jobs/{fine_tuning_job_id}"
 REQUESTS: Mapping[tuple[str, str], type[BaseModel]] = {

@@ -11,8 +11,10 @@ Example file:
 
 from __future__ import annotations
 
+import datetime
 import json
 import tomllib
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -58,7 +60,60 @@ class Endpoint(BaseModel):
     model: str | None = Field(None, description="The server's own name for the model, when it differs.")
 
 
-class ApiSettings(BaseSettings):
+Usd = Annotated[Decimal, Field(ge=0, le=10**9, allow_inf_nan=False)]
+"""An amount of US dollars."""
+
+
+class PriceSetting(BaseModel):
+    """Price of a backend, from its provider's list."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    usd: Usd
+    per: Literal["hour", "million_tokens", "step"] = "hour"
+    source: str = Field(min_length=1, max_length=200, description="Where the price was read.")
+    date: datetime.date = Field(description="When it was read.")
+
+
+class MoneySettings(BaseSettings):
+    """Settings of prices and spending limits, in US dollars."""
+
+    price_per_hour: Usd | None = Field(None, description="Price of an hour of one device of this machine, in USD.")
+    price_per_kwh: Usd | None = Field(
+        None, description="Price of a kWh in USD, for the energy of the GPUs whose driver measures their power."
+    )
+    price_date: datetime.date | None = Field(None, description="Date of this machine's prices; default: today.")
+    prices: dict[str, PriceSetting] = Field(
+        default_factory=dict, description="Backend -> its price; it wins over price_per_hour."
+    )
+    max_spend_per_run: Usd | None = Field(None, description="USD that one run may spend; max_spend of a chain: less.")
+    max_spend_per_month: Usd | None = Field(None, description="USD that all runs of a calendar month (UTC) may spend.")
+    max_spend_of_tenants: dict[str, Usd] = Field(
+        default_factory=dict, description="Tenant -> USD that its runs of a calendar month (UTC) may spend."
+    )
+
+
+class RentSettings(MoneySettings):
+    """Settings of rented GPUs."""
+
+    prime_url: str = Field("https://api.primeintellect.ai", description="Address of Prime Intellect's API.")
+    gpu_catalog: str = Field("", description="Folder or address of a copy of gpuhunt's catalog; empty: its own.")
+    rent_max_price: Usd | None = Field(None, description="Default max_price of a rental: USD per hour.")
+    rent_max_spend: Usd | None = Field(None, description="Default max_spend of a rental: USD.")
+    rent_max_duration_s: int = Field(14_400, ge=60, le=2_592_000, description="Default max_duration of a rental.")
+    rent_idle_duration_s: int = Field(900, ge=60, le=604_800, description="Default idle_duration of a rental.")
+    rent_ssh_key: Path | None = Field(None, description="Private key that opens rented machines.")
+    rent_setup: str = Field(
+        "python3 -m pip install --quiet trainyard", description="Command that installs Trainyard on a rented machine."
+    )
+    rent_shutdown: str = Field(
+        "sudo -n shutdown -h now || shutdown -h now || kill -TERM 1",
+        min_length=1,
+        description="Command by which a rented machine ends itself at max_duration.",
+    )
+
+
+class ApiSettings(RentSettings):
     """Settings of the service that answers the REST API."""
 
     api_hosts: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$|^\[[0-9a-f:]+\]$")], ...] = Field(
@@ -92,23 +147,61 @@ class ScriptSettings(ApiSettings):
     )
 
     allow_unconfined_code: bool = Field(
-        False,
-        description="Whether code that a model has written runs where the operating system cannot confine it.",
+        False, description="Whether code that a model has written runs where the operating system cannot confine it."
     )
 
 
-class PlanSettings(ScriptSettings):
-    """Settings of checks and plans."""
+class RepositorySettings(ScriptSettings):
+    """Settings of the data worker, which stores repositories, and of programs that use one."""
+
+    data_storage: str = Field(
+        "",
+        description="Where the data worker stores repositories: a bucket such as s3://bucket/prefix, gs:// or az://; "
+        "empty: TRAINYARD_HOME/repositories.",
+    )
+    data_quota_mb: int = Field(
+        102_400, ge=0, description="MiB that the contents of one tenant may take on the data worker."
+    )
+    data_quotas_mb: dict[str, int] = Field(
+        default_factory=dict, description="Tenant -> its quota in MiB, instead of data_quota_mb."
+    )
+    data_workers: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+$")], ...] = Field(
+        (), description="Addresses of data workers, of which the first that answers is used: http://127.0.0.1:8892."
+    )
+    data_worker_key_env: Variable = Field(
+        "DATA_WORKER_TOKEN", description="Environment variable with the token for data_workers alone."
+    )
+
+    data_worker_uploads: tuple[Literal["adapters", "checkpoints"], ...] = Field(
+        (),
+        description="What is uploaded to the data worker without being asked: adapter versions as they are deployed, "
+        "checkpoints of the backend native.",
+    )
+
+    @property
+    def listed_data_workers(self) -> frozenset[str]:
+        return frozenset(self.data_workers)
+
+
+class PlanSettings(RepositorySettings):
+    """Settings of checks and plans, and of jobs at cloud providers."""
 
     plan_read_s: float = Field(
         5.0, ge=0.1, le=600, description="Seconds that a check or a plan reads local data before it extrapolates."
     )
+    provider_poll_s: float = Field(30.0, gt=0, le=3600, description="Seconds between looks at a cloud provider's job.")
+    provider_settle_s: float = Field(
+        90.0, gt=0, le=3600,
+        description="Seconds that a provider's list has to stay without a job before its lost submission is repeated.",
+    )  # fmt: skip
 
 
 class MachineSettings(PlanSettings):
     """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
-    embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
+    embedded_port: int = Field(
+        0, ge=0, le=65535, description="Port of the embedded model server; 0: the last one if it is free."
+    )
     prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
     work_pool: str = "trainyard"
     threads: int = Field(0, ge=0, description="Threads of a CPU training child; 0 means one per physical core.")
@@ -117,6 +210,9 @@ class MachineSettings(PlanSettings):
     )
     mirror_stores: tuple[str, ...] = Field(
         (), description="Buckets to which chains may copy checkpoints, such as gs://bucket/prefix."
+    )
+    gpu_provider: str = Field(
+        "local", min_length=1, max_length=63, description="Who provides this machine's devices, for the ledger."
     )
     lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
     vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
@@ -163,8 +259,7 @@ class Settings(MachineSettings):
         (), description="Buckets that chains may read with this machine's credentials, such as s3://bucket/prefix."
     )
     databases: dict[str, Variable] = Field(
-        default_factory=dict,
-        description="Name -> environment variable with the URL of a database.",
+        default_factory=dict, description="Name -> environment variable with the URL of a database."
     )
     converters: dict[str, FunctionReference] = Field(
         default_factory=dict, description="Name -> `FILE.py:function` or `module:function` that converts a row of data."
@@ -272,6 +367,16 @@ class Settings(MachineSettings):
         return self.home / "timings"
 
     @property
+    def rentals(self) -> Path:
+        """Rented machines (`compute/rent`)."""
+        return self.home / "rentals"
+
+    @property
+    def spending(self) -> Path:
+        """What trainings have cost (`stores/spending.py`)."""
+        return self.home / "spending"
+
+    @property
     def choices(self) -> Path:
         """What this machine has decided for trainings that leave it open (`backends/choices.py`)."""
         return self.home / "choices"
@@ -287,6 +392,11 @@ class Settings(MachineSettings):
     @property
     def chains(self) -> Path:
         return self.home / "chains"
+
+    @property
+    def repositories(self) -> Path:
+        """Storage and uploads in progress of the data worker."""
+        return self.home / "repositories"
 
     @property
     def services(self) -> Path:

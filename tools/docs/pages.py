@@ -11,10 +11,12 @@ from tools.docs.axes import axes_page
 from tools.docs.codes import errors_page
 from tools.docs.commands import cli_page
 from tools.docs.imports import imports_page
+from tools.docs.reasons import reasons_page
 from tools.docs.refusals import refusals_page
 from tools.docs.routes import routes_page
 from tools.docs.sdk import write_types
 from tools.docs.settings import night_page, nodes_page, settings_page, templates_page
+from tools.docs.single_tables import benchmarks_page, choices_page, openai_page
 from trainyard.operations.table import MODULES, NAMES_FILE, list_rows, read_summaries
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
@@ -29,6 +31,10 @@ PAGES = {
     "errors.md": errors_page,
     "axes.md": axes_page,
     "imports.md": imports_page,
+    "reasons.md": reasons_page,
+    "choices.md": choices_page,
+    "benchmarks.md": benchmarks_page,
+    "openai.md": openai_page,
 }
 
 

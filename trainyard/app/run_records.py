@@ -31,6 +31,7 @@ from trainyard.errors import NOT_BETTER, NotDeployed
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.money import Cost
 from trainyard.spec.states import NOT_DEPLOYED_DETAIL, JobState
 from trainyard.stores.artifacts import ArtifactStore, Reference
 from trainyard.stores.files import translate_os_errors
@@ -137,6 +138,8 @@ class RunResult(BaseModel):
     seconds: float = 0.0
     next: tuple[str, ...] = ()
     """Commands for what comes after it."""
+    cost: Cost | None = None
+    """What its trainings have cost, of every start; None where no price is known."""
 
     @property
     def succeeded(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from trainyard.backends.job import TrainingJob, adopt_earlier_work
 from trainyard.backends.results import Listener, collect_result, count_starts, enter_unless_stopped, make_failure
+from trainyard.backends.spending import meter_training
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
@@ -23,7 +24,7 @@ from trainyard.compute.lease import job_lock
 from trainyard.compute.supervise import DesiredState, Status, keep_running, supervise
 from trainyard.errors import Reason, Refused, Unavailable
 from trainyard.settings import Settings
-from trainyard.spec.axes.backends import STEP_SERVICES, BackendName
+from trainyard.spec.axes.backends import CLOUD_PROVIDERS, STEP_SERVICES, BackendName
 from trainyard.stores.artifacts import Produced
 from trainyard.stores.whole import write_json_durably
 
@@ -67,9 +68,10 @@ class Handle:
     folder: Path
 
 
-STEP_MODULES = {name: f"remote_steps.{name.value}" for name in STEP_SERVICES}
+SERVICE_MODULES = {name: f"remote_steps.{name.value}" for name in STEP_SERVICES}
+SERVICE_MODULES |= {name: f"cloud.{name.value}" for name in CLOUD_PROVIDERS}
 BACKENDS: dict[BackendName, str] = {
-    name: f"trainyard.backends.{STEP_MODULES.get(name, f'{name.value}.backend')}" for name in BackendName
+    name: f"trainyard.backends.{SERVICE_MODULES.get(name, f'{name.value}.backend')}" for name in BackendName
 }
 """Name -> module of the backend, whose `BACKEND` is its program. It is imported without its tool."""
 
@@ -141,18 +143,20 @@ def run_training(
         work.mkdir(parents=True, exist_ok=True)
         write_json_durably(work / SPEC_FILE, job.model_dump(mode="json"))
         program.prepare(job, work)
-        attempts, listener = count_starts(work), Listener(on_event, job, work)
-        outcome = supervise(
-            program.command(job, work),
-            work,
-            env=program.environment(job),
-            desired_state=desired_state,
-            on_event=listener,
-            budget_s=budget_s or job.config.budget_s,
-            grace_s=grace_s,
-            poll_s=poll_s,
-        )
-        if outcome.status is not Status.DONE:
-            raise make_failure(outcome, listener, work)
+        attempts = count_starts(work)
+        with meter_training(job, settings, desired_state, on_event) as meter:
+            listener = Listener(meter.on_event, job, work)
+            outcome = supervise(
+                program.command(job, work),
+                work,
+                env=program.environment(job),
+                desired_state=meter.desired_state,
+                on_event=listener,
+                budget_s=budget_s or job.config.budget_s,
+                grace_s=grace_s,
+                poll_s=poll_s,
+            )
+            if outcome.status is not Status.DONE:
+                raise make_failure(outcome, listener, work)
         version = probe(job.config.backend, settings).version
         return collect_result(job, work, folder, listener, attempts=attempts, version=version)

@@ -71,6 +71,10 @@ ENVIRONMENTS: dict[BackendName, External] = {
     BackendName.LLAMACPP: External("gguf", "import gguf"),
     BackendName.UNSLOTH: External("unsloth", "import unsloth, trl, peft"),
     BackendName.AXOLOTL: External("axolotl", "import axolotl.utils.schemas.config"),
+    BackendName.TOGETHER_STEPS: External("together", "import together.post_training", room_gib=1),
+    BackendName.FIREWORKS_STEPS: External(
+        "fireworks-ai", "import fireworks.training.sdk.client", room_gib=1, pythons=((3, 11), (3, 12), (3, 13), (3, 14))
+    ),
 }
 """Backends with an environment of their own."""
 

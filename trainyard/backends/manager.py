@@ -50,7 +50,7 @@ WAITING = "waiting for the device"
 MARKER_ONLY = "no trainer installed"
 STOPS = {DesiredState.PAUSE: states.PAUSED, DesiredState.CANCEL: states.CANCELED}
 DETAILS = {DesiredState.PAUSE: "pausing", DesiredState.CANCEL: "cancelling"}
-ENDS = {"pause": states.PAUSED, "budget": states.PAUSED, "cancel": states.CANCELED}
+ENDS = {"pause": states.PAUSED, "budget": states.PAUSED, "spend": states.PAUSED, "cancel": states.CANCELED}
 """Why a training stopped -> its state; any other reason is a preemption."""
 
 
@@ -149,7 +149,7 @@ class Running:
             among=devices,
             patience=Patience(give_up=lambda: self.desired is not DesiredState.RUN),
         )
-        with enter_unless_stopped(claim, self.get_desired, "The job was stopped before its first step."):
+        with enter_unless_stopped(claim, self.get_desired, "The job was stopped while it waited for the device."):
             return train_within_memory(
                 self.job,
                 self.folder,

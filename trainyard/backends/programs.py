@@ -22,7 +22,7 @@ from pathlib import Path
 from trainyard.backends import environments
 from trainyard.backends.base import Probe
 from trainyard.backends.hosts import Place, find_place, require_hosts
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import TrainingJob, mirror_address
 from trainyard.compute.gpus import HIDING_VARIABLE, visible_devices
 from trainyard.compute.rank_process import RANKS_FOLDER
 from trainyard.errors import Reason
@@ -131,6 +131,8 @@ def environment(job: TrainingJob) -> dict[str, str]:
         variables["HF_HUB_OFFLINE"] = "1"
     if settings().may_mirror(job.config.engine.mirror or ""):
         variables |= cloud_variables()
+    if (mirror_address(job) or "").startswith("data-worker:") and settings().data_worker_key_env in os.environ:
+        variables[settings().data_worker_key_env] = os.environ[settings().data_worker_key_env]
     servers = [server for server in (job.teacher_server, job.service, *job.judges.values()) if server is not None]
     variables |= {name: os.environ[name] for server in servers if (name := server.api_key_env) and name in os.environ}
     if job.config.launch.processes > 1:

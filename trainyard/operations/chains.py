@@ -78,6 +78,10 @@ class RunInput(Request):
     yes: FewRows = False
     tags: Tags = ()
     group: Group = ""
+    queue: str = Field(
+        "", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?$",
+        description="Work queue of the pool, such as that of a rented machine; default: the deployment's.",
+    )  # fmt: skip
 
 
 class EjectInput(Request):
@@ -122,8 +126,11 @@ class ImportInput(Request):
 
 class ExportConfigInput(Request):
     target: Annotated[str, Argument("CHAIN", is_file=True)] = Field(description="A chain or job file, or a template.")
-    to: Literal["axolotl", "llamafactory"] = Field(description="The tool.")
+    to: Literal["axolotl", "llamafactory", "skypilot", "kubeflow"] = Field(
+        description="The tool; skypilot and kubeflow run the whole chain elsewhere."
+    )
     node: str | None = Field(None, description="Which trainer, if there are several.")
+    gpu: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9._-]*$", description="Name of the GPU for skypilot.")
     out: Annotated[Path | None, Option("-o", "--out")] = Field(None, description="File to write; default: print.")
 
 
@@ -224,6 +231,7 @@ def run_text(result: Any) -> str:
     lines = [
         *node_table(result.nodes),
         message_text(f"{result.name}: {result.state_text}. {result.message}"),
+        *([f"cost: {result.cost.text}"] if result.cost is not None else []),
         result.url,
     ]
     return "\n".join([*lines, *next_lines(result.next)])
@@ -234,12 +242,25 @@ def plan_text(result: ChainPlan) -> str:
     header = ("node", "type", "takes", "result", "rows", "tokens", "steps", "memory", "time")
     lines = [f"chain {result.chain}, digest {result.digest[:12]}, tenant {result.tenant}"]
     lines.append(format_table([plan_row(node) for node in result.nodes], header))
+    lines += list_cost_lines(result)
     lines += [f"{decision.node}: {line}" for decision in result.decisions for line in decision.lines()]
     lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
     lines += [f"{node.id}: {choices_line(node.choices)}" for node in result.nodes if node.choices]
     lines += [f"{node.id}: {text}" for node in result.nodes for text in role_lines(node)]
     lines += [f"{node.id}: note: {text}" for node in result.nodes for text in node.advice]
     return "\n".join([*lines, *(refusal["line"] for refusal in result.refusals)])
+
+
+def list_cost_lines(result: Any) -> list[str]:
+    """Return the estimated cost of each training with its price, and of all with the chain's limit."""
+    lines = [
+        f"{node.id}: price {node.price.text}" + (f", about {node.cost.usd} USD" if node.cost is not None else "")
+        for node in result.nodes
+        if node.price is not None
+    ]
+    limit = "" if result.max_spend is None else f"; the run may spend {result.max_spend} USD"
+    total = "not known yet" if result.cost is None else f"about {result.cost.usd} USD"
+    return [*lines, f"cost: {total}{limit}"] if result.cost is not None or limit else lines
 
 
 def choices_line(choices: dict[str, str]) -> str:
@@ -567,7 +588,7 @@ ROWS: dict[str, Operation] = {
         local="It reads and writes files anywhere on this machine.",
     ),
     "export": Operation(
-        "Write a trainer of a chain as a config of Axolotl or LLaMA-Factory.",
+        "Write a trainer as a config of Axolotl or LLaMA-Factory, or a chain for SkyPilot or Kubeflow.",
         request=ExportConfigInput, run="app.chains.other_tools:export_chain", text=export_text, scope=RUN,
         local="It reads and writes files anywhere on this machine.",
     ),

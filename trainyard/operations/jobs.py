@@ -27,6 +27,7 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import draw_curves, format_table, message_text, next_lines, short_reason
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
+from trainyard.spec.money import Dollars
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import find_given_name
 from trainyard.stores.metrics import format_duration
@@ -78,6 +79,7 @@ class ResumeInput(JobInput):
 
 class RetryInput(JobInput):
     refresh: Refresh = False
+    max_spend: Dollars | None = Field(None, description="USD that the new job may spend; default: as the earlier one.")
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 
@@ -155,17 +157,36 @@ def cut(note: str) -> str:
 
 def jobs_text(result: JobList) -> str:
     rows, is_labelled = [], any(job.group or job.note for job in result.jobs)
+    has_costs = any(job.cost is not None for job in result.jobs)
     for job in result.jobs:
         step = f"{job.step}/{job.total_steps}" if job.total_steps else "-"
         message = short_reason(job.message)[:60]
         loss = "-" if job.loss is None else f"{job.loss:.4f}"
         labels = [job.group or "-", cut(job.note) or "-"] if is_labelled else []
         created = "-" if job.created is None else time.strftime("%m-%d %H:%M", time.localtime(job.created))
-        rows.append([job.id, job.name, created, *labels, job_state(job), step, loss, f"{job.seconds:.0f}", message])
+        costs = [format_cost(job.cost)] if has_costs else []
+        seconds = f"{job.seconds:.0f}"
+        rows.append([job.id, job.name, created, *labels, job_state(job), step, loss, seconds, *costs, message])
     label_names = ("group", "note") if is_labelled else ()
-    header = ("id", "name", "created", *label_names, "state", "step", "loss", "seconds", "message")
+    header = (
+        "id",
+        "name",
+        "created",
+        *label_names,
+        "state",
+        "step",
+        "loss",
+        "seconds",
+        *(("cost",) if has_costs else ()),
+        "message",
+    )
     lines = [format_table(rows, header) if rows else "no jobs yet", *age_line(result.as_of)]
     return "\n".join([*lines, f"more: --cursor {result.next}"] if result.next else lines)
+
+
+def format_cost(cost: Any) -> str:
+    """`0.42 USD`; `-` where no price is known."""
+    return "-" if cost is None else f"{cost.usd:.4f} USD"
 
 
 def age_line(as_of: float | None) -> list[str]:
@@ -195,6 +216,7 @@ def job_detail_text(result: JobDetail) -> str:
     lines += [f"{result.run_id}: its run in Prefect, and its folder below runs", result.url]
     lines += [f"group: {result.group}"] if result.group else []
     lines += [f"note: {result.note}"] if result.note else []
+    lines += [f"cost: {result.cost.text}"] if result.cost is not None else []
     for training in result.trainings:
         rate = "" if training.learning_rate is None else f", learning rate {training.learning_rate:.3g}"
         loss = "" if training.loss is None else f", loss {training.loss:.4f}"

@@ -22,30 +22,50 @@ if TYPE_CHECKING:
     from trainyard.app.chat import ChatOutput
 
 
-class ServeInput(Request):
+class ServeAddress(Request):
+    """Where a server answers, and for whom."""
+
+    host: str = Field(
+        "127.0.0.1",
+        description="Another one than loopback needs TLS (training, data), or TRAINYARD_TOKEN (graph, model).",
+    )
+    port: int | None = Field(
+        None, ge=0, le=65535, description="0 takes a free one; default: training 8898, graph 9081, data 8892, model 0."
+    )
+    tls_cert: Path | None = Field(
+        None, description="Roles training and data: certificate (PEM) for addresses beyond loopback."
+    )
+    tls_key: Path | None = Field(None, description="Roles training and data: its key (PEM).")
+    behind_proxy: str | None = Field(
+        None,
+        description="Roles training and data: address of the proxy that has the TLS; its X-Forwarded headers are used.",
+    )
+    allow_host: tuple[str, ...] = Field(
+        (),
+        description="Roles training and data: a name by which clients call it; may repeat. The certificate's count.",
+    )
+    no_auth: bool = Field(False, description="Roles training and data: every user of this machine may do everything.")
+
+
+class ServeInput(ServeAddress):
     job: Annotated[str | None, Argument("JOB", completes="run")] = Field(
         None, min_length=1, description="Serve the adapter of this ended job on its base, or its model."
     )
-    role: Literal["training", "graph", "model"] | None = Field(
+    role: Literal["training", "graph", "model", "data"] | None = Field(
         None,
-        description="What to serve: the REST API (training), the graph that nights write, or models. "
-        "Default: training; model for a JOB.",
+        description="What to serve: the REST API (training), the graph that nights write, models, or repositories "
+        "(data). Default: training; model for a JOB.",
     )
-    host: str = Field(
-        "127.0.0.1", description="Another one than loopback needs TLS (training), or TRAINYARD_TOKEN (graph, model)."
+    controller: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s]+$",
+        description="Role training: address of the Prefect server that gets the runs; default: that of this home.",
     )
-    port: int | None = Field(
-        None, ge=0, le=65535, description="0 takes a free one; default: training 8898, graph 9081, model 0."
+    data_workers: Annotated[tuple[str, ...], Option("--data-workers")] = Field(
+        (),
+        description="Role training: data workers of every run, with commas or repeated; the next is asked when one is "
+        "down. Default: the setting data_workers.",
     )
-    tls_cert: Path | None = Field(None, description="Role training: certificate (PEM) for addresses beyond loopback.")
-    tls_key: Path | None = Field(None, description="Role training: its key (PEM).")
-    behind_proxy: str | None = Field(
-        None, description="Role training: address of the proxy that has the TLS; X-Forwarded headers of it are used."
-    )
-    allow_host: tuple[str, ...] = Field(
-        (), description="Role training: a name by which clients call it; may repeat. Those of the certificate count."
-    )
-    no_auth: bool = Field(False, description="Role training: every user of this machine may do everything.")
     graph: str = Field("", description=f"Role graph. {ADDRESS}")
     model: tuple[str, ...] = Field(
         (), description="Role model: `starter`, a folder or a Hub name; may repeat. Default: the setting serve_models."
@@ -114,7 +134,7 @@ READ, RUN, ADMIN = Scope
 
 ROWS: dict[str, Operation] = {
     "serve": Operation(
-        "Answer over HTTP until stopped: the REST API (role training), models and adapters, or the graph of nights.",
+        "Answer over HTTP until stopped: the REST API, models and adapters, the graph of nights, or repositories.",
         request=ServeInput, run="surfaces.serve:serve", text=json_text, scope=ADMIN,
         example="trainyard serve --role model --model starter --adapters handbook",
         local="It becomes a server on this machine.", endless=True,

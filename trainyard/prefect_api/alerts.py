@@ -42,7 +42,7 @@ from trainyard.compute.monitor import GpuMonitor, GpuReading
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.prefect_api.server import DISK_LOW, GPU_PRESSURE, NO_SUCCESS, RUNS, client
-from trainyard.prefect_api.states import BUDGET_EXCEEDED, SKIPPED
+from trainyard.prefect_api.states import BUDGET_EXCEEDED, SKIPPED, SPENDING_LIMIT
 from trainyard.settings import Settings
 from trainyard.stores.files import lacking_space
 from trainyard.stores.schema import add_version, read_versioned
@@ -51,7 +51,9 @@ from trainyard.stores.whole import write_json_durably
 PREFIX = "trainyard alert: "
 WEBHOOK, NOTIFY = "webhook", "notify"
 """The block type that is called with a payload, and the capability of those that get a subject and a text."""
-FAILED = tuple(f"prefect.flow-run.{word}" for word in ("Failed", "Crashed", "TimedOut", BUDGET_EXCEEDED))
+FAILED = tuple(
+    f"prefect.flow-run.{word}" for word in ("Failed", "Crashed", "TimedOut", BUDGET_EXCEEDED, SPENDING_LIMIT)
+)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from trainyard.cancellation import BOUND, CALLER_HOOKS
 from trainyard.compute.gpus import device_numbers
 from trainyard.errors import LimitExceeded, Unavailable
-from trainyard.prefect_api.states import BUDGET_EXCEEDED, NO_TRAINER, PREEMPTED, SKIPPED
+from trainyard.prefect_api.states import BUDGET_EXCEEDED, NO_TRAINER, PREEMPTED, SKIPPED, SPENDING_LIMIT
 from trainyard.proxies import exempt_loopback
 from trainyard.settings import Settings, load_settings
 from trainyard.stores.files import lacking_space
@@ -50,7 +50,7 @@ DISK_LOW = "trainyard.disk.low"
 RUNS = {"prefect.resource.id": "prefect.flow-run.*"}
 NIGHTS = {"prefect.resource.role": "flow", "prefect.resource.name": "nightly"}
 ENDS = (
-    *("Completed", SKIPPED, "Failed", "Cancelled", "Crashed", "TimedOut", BUDGET_EXCEEDED),
+    *("Completed", SKIPPED, "Failed", "Cancelled", "Crashed", "TimedOut", BUDGET_EXCEEDED, SPENDING_LIMIT),
     *("Suspended", "Paused", "Scheduled", "AwaitingRetry", "Resuming", "Late", PREEMPTED, NO_TRAINER),
 )
 """Names of the states in which a run sends no heartbeat."""

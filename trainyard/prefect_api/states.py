@@ -41,6 +41,8 @@ PREEMPTED, BUDGET_EXCEEDED, NO_TRAINER, SKIPPED = "Preempted", "BudgetExceeded",
 """Trainyard's names of states: Scheduled again because the machine was taken back; Failed because the time is up;
 Scheduled for a day that never comes, because the trainer is not installed; Completed because its night is done, or of
 a node after a gate that said no."""
+SPENDING_LIMIT = "SpendingLimit"
+"""Failed because a spending limit is reached."""
 NOT_DEPLOYED = "NotDeployed"
 """Completed, and the gate refused."""
 NEVER = timedelta(days=36_525)
@@ -53,6 +55,7 @@ DETAILS = {
     "Resuming": "resuming",
     PREEMPTED: "preempted",
     BUDGET_EXCEEDED: "budget exceeded",
+    SPENDING_LIMIT: "spending limit reached",
     NO_TRAINER: NO_TRAINER_DETAIL,
     SKIPPED: "skipped",
     NOT_DEPLOYED: NOT_DEPLOYED_DETAIL,

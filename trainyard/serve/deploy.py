@@ -33,6 +33,7 @@ from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Canary, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
 from trainyard.serve.trial import read_object, read_trial, try_adapter_folder
+from trainyard.serve.worker_uploads import upload_version
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
@@ -334,7 +335,9 @@ def register(
     )
     # A version of the same key may be there already.
     version = version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
-    return keep_card(version, registry, settings)
+    version = keep_card(version, registry, settings)
+    upload_version(version, registry, settings)
+    return version
 
 
 def roll_out(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -21,8 +23,11 @@ from trainyard.settings import Settings
 from trainyard.spec.training import STARTER
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import RealFiles
+from trainyard.stores.whole import write_whole
 
 START_S = 180.0
+PORT_FILE = "embedded.port"
+"""Among the services of a home."""
 
 
 def instance(settings: Settings) -> services.Service | None:
@@ -101,15 +106,29 @@ def server_command(models: Sequence[str], adapters: Mapping[str, Path], *, port:
     return [sys.executable, "-P", "-m", "trainyard.serve.server", *options]
 
 
+def read_last_port(settings: Settings) -> int:
+    """Return the port that the server of this home had last, if it is free; else 0, which picks one.
+
+    Clients that were pointed at the server find it again after `down` and `up`.
+    """
+    with suppress(OSError, ValueError):
+        port = int((settings.services / PORT_FILE).read_text(encoding="ascii"))
+        return port if services.free_port(port) == port else 0
+    return 0
+
+
 def launch(settings: Settings, models: Sequence[str], *, threads: int, adapters: Mapping[str, Path]) -> str:
-    command = server_command(models, adapters, port=settings.embedded_port, threads=threads)
+    port = settings.embedded_port or read_last_port(settings)
+    command = server_command(models, adapters, port=port, threads=threads)
     command += ["--folder", str(settings.services)]
     # An idle server must not take a trainer's core. It serves adapters of this home only.
     environment = child_environment({"OMP_WAIT_POLICY": "passive", "TRAINYARD_HOME": str(settings.home)})
     service = services.spawn_service(command, environment, settings.services / f"{services.EMBEDDED}.log")
-    return services.await_ready(
+    url = services.await_ready(
         service, "The embedded server", START_S, services.record_path(settings, services.EMBEDDED)
     ).url
+    write_whole(RealFiles(), settings.services / PORT_FILE, f"{urlsplit(url).port}\n".encode())
+    return url
 
 
 def stop(settings: Settings) -> bool:

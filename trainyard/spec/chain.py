@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import rfc8785
-from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import Port
+from trainyard.spec.migrate import chain_words
+from trainyard.spec.money import Dollars
 from trainyard.spec.nodes import NODE_CONFIGS, Name, Node, NodeType
 
 MAX_NODES = 10_000
 """Nodes of one chain. Over the cap is an error with its number, never a truncation."""
+
+
+THEME = "Subject of the training, such as customer support; it is in the ledger and among the run's tags."
+LABELS = "Labels of its runs, which lists show and the ledger keeps."
+Theme = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+Labels = tuple[Name, ...]
 
 
 class ChainSpec(Strict):
@@ -27,7 +35,15 @@ class ChainSpec(Strict):
     name: Name = Field("chain", description="Of the chain, in runs and reports.")
     description: str = Field("", max_length=2000, description="For people.")
     tenant: Name = Field("default", description="Owner of its data and adapters.")
+    max_spend: Dollars | None = omit_default(None, description="USD that one run may spend; no limit by default.")
     nodes: tuple[Node, ...] = Field(min_length=1, max_length=MAX_NODES)
+    theme: Theme = omit_default("", description=THEME)
+    tags: Labels = omit_default((), max_length=16, description=LABELS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def in_our_words(cls, value: Any) -> object:
+        return chain_words(value)
 
 
 class Source(Strict):
@@ -69,6 +85,10 @@ class ResolvedChain(Strict):
     nodes: tuple[ResolvedNode, ...]
     order: tuple[str, ...]
     digest: str
+    theme: str = omit_default("")
+    tags: tuple[str, ...] = omit_default(())
+    max_spend: Dollars | None = omit_default(None)
+    """US dollars that a run may spend; no part of the digest."""
 
     @cached_property
     def by_id(self) -> dict[str, ResolvedNode]:

@@ -6,20 +6,21 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from trainyard.spec.axes.axis import Strict
+from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import BAD_FRACTION, DataFormat
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.chain import ChainSpec
+from trainyard.spec.chain import LABELS, THEME, ChainSpec, Labels, Theme
 from trainyard.spec.migrate import job_words
+from trainyard.spec.money import Dollars
 from trainyard.spec.nodes import (
     Columns,
     DataSourceConfig,
     DataSourceNode,
-    HiddenUrl,
     Name,
     RowsPath,
     SourceSet,
     TrainerNode,
+    Url,
     is_empty,
     is_unset,
 )
@@ -27,11 +28,11 @@ from trainyard.spec.training import TrainerConfig, TrainingSettings, resolve_tra
 
 
 class DatasetSpec(Strict):
-    """Location of a job's rows: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`)."""
+    """Location of a job's rows: a path in a data root, or in a repository of a data worker."""
 
     path: RowsPath = Field(description="File or folder inside a data root.")
     format: DataFormat = DataFormat.AUTO
-    data_worker: HiddenUrl | None = Field(None, description="Always refused in this release.")
+    data_worker: Url | None = Field(None, description="Address of a data worker, which has `path` in a repository.")
     columns: Columns = Field(
         default_factory=dict, description="Field of a row -> the column that contains it.", exclude_if=is_empty
     )
@@ -51,6 +52,9 @@ class JobSpec(TrainingSettings):
     name: Name = Field("training-job", description="Of the job, in lists and reports.")
     tenant: Name = Field("default", description="Owner of its data and adapters.")
     dataset: DatasetSpec
+    theme: Theme = omit_default("", description=THEME)
+    tags: Labels = omit_default((), max_length=16, description=LABELS)
+    max_spend: Dollars | None = omit_default(None, description="USD that the job may spend; no limit by default.")
 
     @model_validator(mode="before")
     @classmethod
@@ -65,6 +69,9 @@ def chain_of_job(job: JobSpec) -> ChainSpec:
     return ChainSpec(
         name=job.name,
         tenant=job.tenant,
+        theme=job.theme,
+        tags=job.tags,
+        max_spend=job.max_spend,
         nodes=(
             DataSourceNode(type="data_source", config=data),
             TrainerNode(type="trainer", config=TrainerConfig(**shared)),

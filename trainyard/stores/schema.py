@@ -38,6 +38,7 @@ KINDS: Mapping[str, StoredKind] = {
     "artifact": StoredKind(("artifacts/*/*/manifest.json",)),
     "chain": StoredKind(("chains/*/chain-*/*.json",)),
     "choices": StoredKind(("choices/*.json",)),
+    "commit": StoredKind(("repositories/tenants/*/*/*/commits/*.json",)),
     "document": StoredKind(("tenants/*/documents.jsonl",)),
     "exposure": StoredKind(("services/exposure.json",)),
     "intent": StoredKind(("tenants/*/intent.json",)),
@@ -51,14 +52,18 @@ KINDS: Mapping[str, StoredKind] = {
     "object": StoredKind(()),
     "openai": StoredKind(("tenants/*/openai/*/*.json",)),
     "pin": StoredKind(("pins/*.json",)),
+    "rental": StoredKind(("rentals/*.json",)),
+    "repository": StoredKind(("repositories/tenants/*/*/*/refs.json",)),
     "run": StoredKind(("runs/*/result.json",)),
     "service": StoredKind(("services/*.json", "services/started/*.json")),
     "session": StoredKind(("sessions/*/session.json", "sessions/*/status.json")),
+    "spending": StoredKind(("spending/*/*/*.json",)),
     "sweep": StoredKind(("sweeps/*/sweep.json",)),
     "timings": StoredKind(("timings/*.json",)),
     "tinker": StoredKind(("tinker/*/*.json",)),
     "tokens": StoredKind(("access/tokens.json",)),
     "trained": StoredKind(("tenants/*/training/*/trained.json",)),
+    "usage": StoredKind(("repositories/tenants/*/usage.json",)),
 }
 """Where the places of two kinds overlap, the first one counts. An object store's root is anywhere."""
 OTHERS = ("services/bootstrap.json", "services/working_folder.json")

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainyard.app.adapters.trained import TrainedAdapter, find_served, find_version_or_job
 from trainyard.app.chat import find_adapter_base
 from trainyard.app.context import Context
 from trainyard.app.graph import serve_graph
 from trainyard.app.responses import Response
+from trainyard.app.services import unreachable_error
 from trainyard.app.stack.api_service import PORT
 from trainyard.compute.child import silence_missing_kernel
-from trainyard.compute.services import Service
+from trainyard.compute.services import Service, is_healthy
 from trainyard.errors import InvalidInput
 from trainyard.operations.serving import McpInput, ServeInput
 from trainyard.operations.table import Scope
 from trainyard.serve.base_sources import NamedAdapter, find_bases, require_bases, require_room
 from trainyard.serve.embedded import server_options
+from trainyard.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from trainyard.app.exposure import Exposure
 
 GRAPH_PORT = 9081
+EXPOSURE_FIELDS = ("tls_cert", "tls_key", "behind_proxy", "allow_host", "no_auth")
 OWN_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "training": ("tls_cert", "tls_key", "behind_proxy", "allow_host", "no_auth"),
+    "training": (*EXPOSURE_FIELDS, "controller", "data_workers"),
+    "data": EXPOSURE_FIELDS,
     "graph": ("graph",),
     "model": ("job", "model", "adapters", "dtype", "threads"),
 }
-"""Role -> the fields of the request that only it has."""
+"""Role -> the fields of the request that not every role has."""
 
 
 class Served(Response):
@@ -41,7 +51,7 @@ def serve(request: ServeInput, context: Context) -> Served:
     served = request.role or ("model" if request.job else "training")
     for role, names in OWN_FIELDS.items():
         other = [name for name in names if getattr(request, name) != ServeInput.model_fields[name].default]
-        wrong = sorted(other) if role != served else []
+        wrong = sorted(set(other) - set(OWN_FIELDS[served]))
         if wrong:
             option = "JOB" if wrong[0] == "job" else f"--{wrong[0].replace('_', '-')}"
             raise InvalidInput(
@@ -110,25 +120,59 @@ def base_names(adapter: NamedAdapter, context: Context) -> tuple[str, ...]:
 
 def answer_api(request: ServeInput, context: Context) -> str:
     """Answer the REST API of this home."""
-    # Imported here: FastAPI.
-    from trainyard.app.exposure import Exposure  # only `serve` needs it
     from trainyard.surfaces.rest import service  # imports FastAPI
 
-    port = PORT if request.port is None else request.port
-    exposure = Exposure(
+    settings = apply_integrations(request, context.settings)
+    port, exposure = PORT if request.port is None else request.port, make_exposure(request)
+    return service.serve_api(settings, port, context.say, exposure, everybody=request.no_auth)
+
+
+def apply_integrations(request: ServeInput, settings: Settings) -> Settings:
+    """Return the settings with the controller and the data workers of the request; every run gets them.
+
+    Raises `InvalidInput` (`E-SETTINGS`), and `Unavailable` (`E-SERVER-UNREACHABLE`) for a controller that does not
+    answer.
+    """
+    if request.controller is not None:
+        url = request.controller.rstrip("/")
+        url = url if url.endswith("/api") else f"{url}/api"
+        if not is_healthy(url, timeout_s=10):
+            raise unreachable_error(url)
+        os.environ["PREFECT_API_URL"] = url
+        os.environ.pop("PREFECT_HOME", None)  # with it, the address counts as the one of this home
+    if not request.data_workers:
+        return settings
+    urls = [url.rstrip("/") for text in request.data_workers for url in text.split(",") if url]
+    os.environ["TRAINYARD_DATA_WORKERS"] = json.dumps(urls)
+    return load_settings(home=settings.home)
+
+
+def answer_data(request: ServeInput, context: Context) -> str:
+    """Answer the wire of the Hub with the repositories of this home."""
+    from trainyard.surfaces.hub import service  # imports starlette
+
+    port, exposure = service.PORT if request.port is None else request.port, make_exposure(request)
+    return service.serve_data(context.settings, port, context.say, exposure, everybody=request.no_auth)
+
+
+def make_exposure(request: ServeInput) -> Exposure:
+    """Return the addresses of a request, and their protection."""
+    from trainyard.app.exposure import Exposure  # only `serve` needs it
+
+    return Exposure(
         request.host,
         str(request.tls_cert or ""),
         str(request.tls_key or ""),
         request.behind_proxy or "",
         request.allow_host,
     )
-    return service.serve_api(context.settings, port, context.say, exposure, everybody=request.no_auth)
 
 
 ROLES: Mapping[str, Callable[[ServeInput, Context], str]] = {
     "training": answer_api,
     "graph": answer_graph,
     "model": answer_models,
+    "data": answer_data,
 }
 
 

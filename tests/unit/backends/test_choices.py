@@ -228,9 +228,3 @@ def test_no_choice_looks_at_a_clock_or_at_free_memory() -> None:
             assert not names & CLOCKS, f"{name} reads {names & CLOCKS}"
             looked += 1
     assert looked > 15
-
-
-def test_the_guide_lists_every_choice() -> None:
-    text = (ROOT.parent / "docs" / "training.md").read_text(encoding="utf-8")
-    for row in AUTOMATIC:
-        assert f"| {row.name} |" in text

@@ -266,7 +266,7 @@ def test_stop_before_the_first_step_ends_every_process(jobs: Jobs, tmp_path: Pat
         return DesiredState.PAUSE if begin_events else DesiredState.RUN
 
     job = jobs(**configure_deepspeed("lora", "zero1", 2, 2, 1))
-    with pytest.raises(TrainingStopped, match="stopped before its first step"):
+    with pytest.raises(TrainingStopped, match="stopped while it waited for the device"):
         train_as_child(job, tmp_path, note=note, desired_state=read_desired_state, poll_s=0.05)
     assert train_as_child(job, tmp_path).record["steps"] == 14
 

@@ -54,6 +54,7 @@ def test_it_is_started_once_found_again_and_ended(configured: Settings, tiny_mod
     assert stop(configured) is True
     assert not alive(process)
     assert (find_running(configured), stop(configured)) == (None, False)
+    assert start(configured, str(model), threads=1) == url  # clients that know the address find the next server
 
 
 def test_another_process_under_the_same_number_is_not_ours(configured: Settings) -> None:

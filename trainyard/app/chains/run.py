@@ -21,7 +21,19 @@ from trainyard.app.runs import connect_runs
 from trainyard.errors import InvalidInput, NotFound, Reason
 from trainyard.operations.chains import RunInput
 from trainyard.spec.chain import ResolvedChain
-from trainyard.stores.live.job_ids import DIGEST_LENGTH, GROUP_TAG, JOB_ID, JOB_TAG, TENANT_TAG, TRACE_TAG, draw_job_id
+from trainyard.stores.live.job_ids import (
+    DIGEST_LENGTH,
+    GROUP_TAG,
+    JOB_ID,
+    JOB_TAG,
+    LABEL_TAG,
+    SENDER_TAG,
+    TENANT_TAG,
+    THEME_TAG,
+    TRACE_TAG,
+    draw_job_id,
+)
+from trainyard.stores.secret_files import hash_secret
 
 
 def run(request: RunInput, context: Context) -> RunResult:
@@ -84,6 +96,7 @@ def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]
         waits=waits,
         called=called,
         key=make_run_key(context),
+        queue=request.queue,
     )
     return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
 
@@ -114,14 +127,25 @@ def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
     """Return what a run is from its creation on: whose, by which request, and as a job if a trainer is part of it."""
     tags = [f"{TENANT_TAG}{chain.tenant}"]
     tags += [f"{TRACE_TAG}{context.trace}"] if context.trace else []
+    tags += [f"{THEME_TAG}{chain.theme}"] if chain.theme else []
+    tags += [f"{LABEL_TAG}{label}" for label in chain.tags]
+    tags += [f"{SENDER_TAG}{hash_secret(context.caller.token_id)}"] if context.caller.token_id else []
     return tags + ([JOB_TAG, draw_job_id()] if any(node.type == "trainer" for node in chain.nodes) else [])
 
 
 def continue_ended_run(request: RunInput, context: Context) -> RunResult:
     """Return an ended run, started again."""
-    if request.parameters or request.preset or request.refresh or request.refresh_from or request.tags or request.group:
+    if (
+        request.parameters
+        or request.preset
+        or request.refresh
+        or request.refresh_from
+        or request.tags
+        or request.group
+        or request.queue
+    ):
         raise InvalidInput(
-            "A run that is continued takes no parameters, preset, tags, group or refresh.",
+            "A run that is continued takes no parameters, preset, tags, group, queue or refresh.",
             why="It continues with those that it was started with.",
             do="Start a new run of the template or file.",
             code="E-PARAMETER",

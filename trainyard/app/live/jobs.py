@@ -33,6 +33,7 @@ from trainyard.spec.states import JobState
 from trainyard.stores.jobs import JobRecord, JobStore, NoteStore, SubmittingProcess
 from trainyard.stores.live.job_ids import derive_job_id, find_group, is_named
 from trainyard.stores.live.job_index import JobIndex, JobPage, JobQuery, Row, build_page, sort_key
+from trainyard.stores.spending import SpendingStore
 
 NODE = "trainer"
 OPEN = (JobState.PENDING, JobState.RUNNING)
@@ -75,6 +76,7 @@ def row_of_record(record: JobRecord, settings: Settings) -> Row:
         **{name: training[name] for name in SHOWN},
         "trainings": [training],
         "is_recorded": True,
+        "spending": Path(record.work).name,
     }
 
 
@@ -136,9 +138,10 @@ def list_job_rows(query: JobQuery, context: Context) -> FoundJobs:
 
 
 def add_labels(row: Row, settings: Settings) -> Row:
-    """Return the row with its group and with its notes."""
+    """Return the row with its group, its notes and what it has cost so far."""
     note = NoteStore(settings.notes).read(row["run_id"])
-    return row | {"group": find_group(row.get("tags", ())), "note": note.text if note else ""}
+    cost = SpendingStore(settings.spending).find_cost(row.get("spending") or row["run_id"])
+    return row | {"group": find_group(row.get("tags", ())), "note": note.text if note else "", "cost": cost}
 
 
 def select_page(query: JobQuery, context: Context) -> FoundJobs:

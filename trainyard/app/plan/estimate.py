@@ -11,17 +11,17 @@ from pydantic import BaseModel
 
 from trainyard.app.plan.keys import content_key
 from trainyard.app.plan.machine import find_base_folder, find_base_shape, list_trainers
-from trainyard.backends.timings import read_timings, timing_key
+from trainyard.backends.timings import measure_slowdown, read_timings, timing_key
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
-from trainyard.compute.gpus import device_numbers
+from trainyard.compute.gpus import device_numbers, list_devices
 from trainyard.compute.lease import holder, slot_lock
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
-from trainyard.spec.estimate.estimate import Estimate
+from trainyard.spec.estimate.estimate import Estimate, Known, SampledNode
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.timing import Timings
 from trainyard.spec.training import TrainerConfig
@@ -82,6 +82,24 @@ def list_inputs(node: ResolvedNode, outputs: Mapping[str, Mapping[Port, Referenc
         port: [outputs[source.node_id][source.port] for source in sources if source.port in outputs[source.node_id]]
         for port, sources in node.inputs.items()
     }
+
+
+def build_facts(
+    chain: ResolvedChain, looks: Mapping[str, StoredResult], sampled: Mapping[str, SampledNode], settings: Settings
+) -> Known:
+    """Return what an estimate of the chain knows on this machine, without the time in the queue."""
+    outputs = {node_id: look.output for node_id, look in looks.items()}
+    nodes = FinishedNodes(chain, outputs, {node_id: look.key for node_id, look in looks.items()})
+    here = list_devices()[0]
+    return Known(
+        rows={node_id: look.rows for node_id, look in looks.items() if look.rows},
+        shapes=find_shapes(chain, settings),
+        device=here,
+        timings=find_timings(chain, settings, here, measure_slowdown(Device.CPU)),
+        data=name_data_sets(nodes),
+        tokens_per_row=count_tokens(nodes),
+        sampled=sampled,
+    )
 
 
 def add_problem(estimated: Estimate, problems: Mapping[str, str]) -> Estimate:

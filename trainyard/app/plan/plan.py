@@ -6,6 +6,7 @@ Imports neither Prefect nor torch, so that `trainyard check` and `trainyard plan
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -16,14 +17,12 @@ from trainyard.app.plan.estimate import (
     FinishedNodes,
     StoredResult,
     add_problem,
-    count_tokens,
+    build_facts,
     estimate_queue_s,
     find_results,
-    find_shapes,
-    find_timings,
-    name_data_sets,
 )
 from trainyard.app.plan.machine import find_base_facts, find_base_folder, probe_backends
+from trainyard.app.plan.money import estimate_costs
 from trainyard.app.plan.parse import NAMES, parse_request
 from trainyard.app.plan.refusals import check_chain
 from trainyard.app.plan.resolve import resolve_with_decisions
@@ -31,19 +30,19 @@ from trainyard.app.plan.tenancy import keep_to_tenant
 from trainyard.app.reach import require_template
 from trainyard.app.responses import Response
 from trainyard.backends.choices import decide_choices, decide_evaluation
-from trainyard.backends.timings import measure_slowdown
+from trainyard.backends.spending import find_price
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import list_devices
 from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.operations.chains import PlanInput
 from trainyard.sandbox.service import find_confinement
 from trainyard.settings import Settings
-from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.advice import advice, step_advice, step_reasons
 from trainyard.spec.compat.run import length_advice
-from trainyard.spec.estimate.estimate import Estimate, Known, estimate
+from trainyard.spec.estimate.estimate import Estimate, estimate
 from trainyard.spec.estimate.verdict import tiny_sets
+from trainyard.spec.money import Cost, Dollars, Price, add_costs
 from trainyard.spec.nodes import EvaluatorConfig
 from trainyard.spec.training import TrainerConfig
 
@@ -69,6 +68,10 @@ class PlanNode(Response):
     advice: tuple[str, ...] = ()
     """Settings that are allowed but rarely intended."""
     estimate: Estimate
+    price: Price | None = None
+    """Price of a training; None where no price is set, and of other nodes."""
+    cost: Cost | None = None
+    """Estimate of what a training would cost; None without a price, or while its time is not known."""
 
 
 class ChainPlan(Response):
@@ -85,6 +88,10 @@ class ChainPlan(Response):
     """Backend -> `available …`, or why not."""
     refusals: tuple[dict[str, Any], ...]
     """Reasons why this machine would refuse the chain now."""
+    cost: Cost | None = None
+    """Sum of the estimates of its trainings, as far as they are known."""
+    max_spend: Dollars | None = None
+    """US dollars that a run may spend, as the chain says."""
 
     @property
     def exit_code(self) -> int:
@@ -130,27 +137,23 @@ def plan_chain(
 
         lengths = {node_id: node.tokens_per_row for node_id, node in sampled.items() if node.tokens_per_row}
         problems = measure_steps(finished_nodes, settings, say, lengths)
-    here = list_devices()[0]
-    inputs = Known(
-        rows={node_id: look.rows for node_id, look in looks.items() if look.rows},
-        shapes=find_shapes(chain, settings),
-        device=here,
-        timings=find_timings(chain, settings, here, measure_slowdown(Device.CPU)),
-        data=name_data_sets(finished_nodes),
-        tokens_per_row=count_tokens(finished_nodes),
-        queue_s=estimate_queue_s(settings),
-        sampled=sampled,
-    )
+    inputs = replace(build_facts(chain, looks, sampled, settings), queue_s=estimate_queue_s(settings))
     estimates = {node_estimate.node: node_estimate for node_estimate in estimate(chain, inputs)}
+    finished = frozenset(node_id for node_id, look in looks.items() if look.output is not None)
+    costs = estimate_costs(chain, estimates, finished, settings)
     return ChainPlan(
         chain=chain.name,
         tenant=chain.tenant,
         digest=chain.digest,
         order=chain.order,
         nodes=tuple(
-            plan_node(chain.node(node_id), looks[node_id], add_problem(estimates[node_id], problems), reasons, settings)
+            plan_node(
+                chain.node(node_id), looks[node_id], add_problem(estimates[node_id], problems), reasons, settings
+            ).model_copy(update={"cost": costs.get(node_id)})
             for node_id in chain.order
         ),
+        cost=add_costs(costs.values()),
+        max_spend=chain.max_spend,
         decisions=decisions,
         backends={name.value: "available" if why is None else why for name, why in probe_backends(settings).items()},
         refusals=tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons),
@@ -174,6 +177,7 @@ def plan_node(
         reused=look.output is not None,
         choices=list_choices(node.config, settings),
         problem="\n".join(reason.line() for reason in reasons if reason.node == node.id),
+        price=find_price(node.config.backend, settings) if isinstance(node.config, TrainerConfig) else None,
         advice=(*advice, *tiny_sets(node.config, estimated.rows)),
         estimate=estimated,
     )

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from trainyard.app.plan.keys import Dependency, dependencies, model_digest
 from trainyard.app.plan.machine import find_base_folder, is_local, list_trainers, read_machine_facts, read_memory_bytes
+from trainyard.app.plan.money import list_spending_refusals
 from trainyard.backends.base import probe
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import list_devices
@@ -131,6 +132,7 @@ def check_chain(
             tenant_settings,
             list_templated(chain, tenant_settings, named=False) - fitted - list_refused_nodes(reasons),
         )
+    reasons += [] if reasons else list_spending_refusals(chain, tenant_settings, nodes)
     return CheckedChain(sort_by_node(chain, reasons), shortages, nodes, unread)
 
 

@@ -216,7 +216,7 @@ def train_on_device(
 
 def outlives(job: TrainingJob) -> bool:
     """Return whether checkpoints of a job stay after its end, where that of its last step belongs then."""
-    return job.config.engine.mirror is not None or (job.config.eval is not None and job.config.eval.best_outlive)
+    return mirror_address(job) is not None or (job.config.eval is not None and job.config.eval.best_outlive)
 
 
 def is_at_stop(run: NativeRun) -> bool:

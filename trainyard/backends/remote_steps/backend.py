@@ -1,6 +1,7 @@
-"""The step services, seen from the parent. Imports neither torch nor the SDK.
+"""The step services, seen from the parent. Imports neither torch nor an SDK.
 
-The child runs in Trainyard's interpreter: the SDK's requirements resolve with ours. It takes no device of this machine.
+The child runs in Trainyard's interpreter and takes no device of this machine. The Tinker SDK's requirements resolve
+with ours; the SDK of Together or Fireworks runs below the child, in an environment of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 
+from trainyard.backends import environments
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.programs import ExternalProgram
@@ -51,3 +53,11 @@ class StepProgram(ExternalProgram):
     def environment(self, job: TrainingJob) -> dict[str, str]:
         """Return the variables of a child, without the SDK's reports on its own use."""
         return {**super().environment(job), "TINKER_TELEMETRY": "0"}
+
+
+@dataclass(frozen=True)
+class ChildStepProgram(StepProgram):
+    """A training at a service whose SDK has an environment of its own."""
+
+    def probe(self, settings: Settings | None = None) -> Probe:
+        return environments.probe(self.name, settings)

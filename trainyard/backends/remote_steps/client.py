@@ -103,7 +103,10 @@ class TinkerService:
         data = [self._datum(row, None) for row in rows]
         return read_logprobs(self._wait(lambda: client.forward(data, LOSS)), rows)
 
-    def backward(self, rows: Sequence[ServiceRow], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def backward(
+        self, rows: Sequence[ServiceRow], weights: Sequence[torch.Tensor], *, score: bool = True
+    ) -> list[torch.Tensor]:
+        del score  # they come with the answer
         data = [self._datum(row, row_weights) for row, row_weights in zip(rows, weights, strict=True)]
         return read_logprobs(self._wait(lambda: self._client.forward_backward(data, LOSS)), rows)
 

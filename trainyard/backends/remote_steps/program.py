@@ -22,10 +22,13 @@ import transformers
 from transformers import AutoConfig
 
 from trainyard.backends import frame
+from trainyard.backends.environments import find_external, list_installed, require_external
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.assembly import PreparedData, encode_held_out, hold_out, load_tokenizer, make_feed
 from trainyard.backends.remote_steps.addresses import ServiceAddress, find_address
+from trainyard.backends.remote_steps.child import ChildService
 from trainyard.backends.remote_steps.client import TinkerService
+from trainyard.backends.remote_steps.service import StepService
 from trainyard.backends.remote_steps.session import RemoteSession, RemoteState
 from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, RUNG, log_restart
 from trainyard.backends.rows import list_mixed_sets, read_rows
@@ -68,7 +71,7 @@ class RemoteRun:
     job: TrainingJob
     events: Events
     address: ServiceAddress
-    service: TinkerService
+    service: StepService
     prepared: PreparedData
     feed: Feed
     total_steps: int
@@ -95,7 +98,7 @@ def train(folder: Path, events: Events) -> None:
     checkpoint = find_newest(folder / CHECKPOINT_FOLDER, None)
     restarted_from = log_restart(folder / DECISIONS_FILE, checkpoint, events)
     write_json_durably(folder / DECISIONS_FILE, {"backend": job.config.backend.value})
-    run = assemble(job, events)
+    run = assemble(job, folder, events)
     status = "errored"
     try:
         if checkpoint.path is None:
@@ -114,7 +117,7 @@ def train(folder: Path, events: Events) -> None:
             run.service.close(status)
 
 
-def assemble(job: TrainingJob, events: Events) -> RemoteRun:
+def assemble(job: TrainingJob, folder: Path, events: Events) -> RemoteRun:
     """Rows, schedule and a session at the service, before its adapter is opened."""
     config, stage = job.config, STAGES[job.config.stage.type].chosen(job.config)
     cut, tokenizer = choose_cut(config, stage, "cpu"), load_tokenizer(job, events)
@@ -132,11 +135,18 @@ def assemble(job: TrainingJob, events: Events) -> RemoteRun:
     events.emit("prepared", rows=len(examples), seconds=round(time.perf_counter() - began, 3))
     context = find_context(AutoConfig.from_pretrained(job.base, trust_remote_code=False))
     address = find_address(job)
-    service = TinkerService(address, config, tokenizer, job.work_name)
+    service = connect(job, address, tokenizer, folder)
     session = RemoteSession(RemoteState.build(config, stage, tokenizer, total, context), service)
     return RemoteRun(
         job, events, address, service, prepared, feed, total, session, hold_out(job, feed, prepared, total)
     )
+
+
+def connect(job: TrainingJob, address: ServiceAddress, tokenizer: Any, folder: Path) -> StepService:
+    """Return the service of a job, by the Tinker SDK of this interpreter or by another SDK in its own."""
+    if find_external(job.config.backend) is None:
+        return TinkerService(address, job.config, tokenizer, job.work_name)
+    return ChildService(job, address, tokenizer, folder)
 
 
 def score_reference(run: RemoteRun) -> None:
@@ -327,8 +337,17 @@ def training_record(run: RemoteRun, seconds: float) -> JsonObject:
         **({"rollouts": rollouts} if (rollouts := summarize_rollouts(run.progress.kept)) else {}),
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
         "seconds": round(seconds, 3),
-        "versions": frame.library_versions(run.job.config, "torch", "transformers", "peft", "tinker"),
+        "versions": {**frame.library_versions(run.job.config, "torch", "transformers", "peft"), **sdk_version(run.job)},
     }
+
+
+def sdk_version(job: TrainingJob) -> dict[str, str]:
+    """Return the version of the service's SDK, from the environment that has it."""
+    backend = job.config.backend
+    if find_external(backend) is None:
+        return frame.library_versions(job.config, "tinker")
+    package = require_external(backend).distribution
+    return {package: list_installed(backend)[package]}
 
 
 def evaluation_record(run: RemoteRun, settings: EvalSettings) -> dict[str, object]:

@@ -38,11 +38,19 @@ class StepSettings:
 class StepService(Protocol):
     """A trained adapter at a service. Raises `TrainyardError` in our words, whatever the service says."""
 
+    def open(self) -> None:
+        """Open a new adapter, drawn by the seed of the training."""
+
     def forward(self, rows: Sequence[ServiceRow]) -> list[torch.Tensor]:
         """Return the log-probability of each target: (T,) for each row."""
 
-    def backward(self, rows: Sequence[ServiceRow], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Add the gradient of the sum of -weight x log-probability, and return the log-probabilities."""
+    def backward(
+        self, rows: Sequence[ServiceRow], weights: Sequence[torch.Tensor], *, score: bool = True
+    ) -> list[torch.Tensor]:
+        """Add the gradient of the sum of -weight x log-probability, and return the log-probabilities.
+
+        Without `score` they are not read, and a service for which they are another pass leaves them out.
+        """
 
     def step(self, settings: StepSettings) -> float | None:
         """Move the weights, clear the gradients, and return the gradient's norm before clipping where it is said."""

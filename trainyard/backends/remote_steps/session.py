@@ -143,7 +143,7 @@ class RemoteSession:
             )  # fmt: skip
         model, self._pending = self._pending[1], None
         for rows, weights_N in model.weights() if model is not None else ():
-            self.service.backward(rows.rows, rows.spread(weights_N))
+            self.service.backward(rows.rows, rows.spread(weights_N), score=False)
         self.accumulated += 1
         return Backward(self.accumulated)
 

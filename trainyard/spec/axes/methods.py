@@ -105,7 +105,7 @@ class FreezeSettings(MethodSettings):
 
 
 class AutoSettings(MethodSettings):
-    """The first of full, freeze, lora and qlora that fits the memory, as `trainyard plan` prints it.
+    """The first of full, lora, qlora and freeze that fits the memory, as `trainyard plan` prints it.
 
     When qlora as it is asked for does not fit either: smaller micro-batches with more of them in a step, gradient
     checkpointing, then rows of half the length, down to `min_length`. A chain is resolved to what was chosen.

@@ -37,7 +37,7 @@ def data_paths(config: object, at: NodeView) -> Match:
 def list_paths(config: object) -> Iterator[tuple[str, str]]:
     if isinstance(config, DataSourceConfig):
         for prefix, _, source in config.named_sets():
-            paths = {"path": source.path, "repository": source.repository}
+            paths = {"path": None if source.data_worker else source.path, "repository": source.repository}
             yield from ((f"{prefix}{name}", path) for name, path in paths.items() if path)
             tables = source.sql.files if source.sql is not None else {}
             yield from ((f"{prefix}sql.files.{name}", path) for name, path in tables.items())
@@ -100,6 +100,16 @@ def unlisted_data(config: DataSourceConfig, at: NodeView) -> Match:
         {"where": f"{where}url", "address": source.url}
         for where, _, source in config.named_sets()
         if source.in_bucket and source.url is not None and not may_read(source.url)
+    ]
+
+
+def unlisted_worker(config: DataSourceConfig, at: NodeView) -> Match:
+    """Return each data worker that the settings do not name: this machine's token opens those that they name."""
+    workers = at.facts.data_workers
+    return workers is not None and [
+        {"where": f"{where}data_worker", "worker": source.data_worker, "known": join_words(sorted(workers)) or "none"}
+        for where, _, source in config.named_sets()
+        if source.data_worker is not None and source.data_worker.rstrip("/") not in workers
     ]
 
 
@@ -370,6 +380,11 @@ RUN_ROWS = (
         "data-bucket", "R-SOURCE", "data_source", "config.{where}", unlisted_data,
         "{address!r} would be read with this machine's credentials, and its operator has not listed that bucket.",
         "Let the operator add it to data_buckets in trainyard.toml, or copy the data into a data root.", scope="run",
+    ),
+    Row(
+        "data-worker-unlisted", "R-DATA-WORKER", "data_source", "config.{where}", unlisted_worker,
+        "{worker} is not a data worker of this machine; its settings name {known}.",
+        "Let the operator add it to data_workers in trainyard.toml, or serve with --data-workers.", scope="run",
     ),
     Row(
         "vllm-cuda", "R-DEVICE", "ai_generator", "config.engine",

@@ -29,7 +29,8 @@ gradients too, 3 the weights too; fsdp is as 3, and fsdp_hybrid divides by the `
 the weights are divided, the largest group of them is whole while it computes: a block, or embedding and output layer.
 ddp divides nothing, and activations are each process's own.
 
-The numbers for a CPU are a fit to the resident memory of real runs, fp32, glibc (docs/memory.md has the table).
+The numbers for a CPU are a fit to the resident memory of real runs, fp32, glibc (tests/unit/spec/test_estimate.py has
+the table).
 
 What the stages add that draw completions (grpo, distill): their tokens, and the cache that they are drawn with.
 

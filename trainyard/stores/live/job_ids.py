@@ -33,6 +33,8 @@ TENANT_TAG, TRACE_TAG = "tenant:", "trace:"
 """Prefixes of the tags that say whose a run is, and which request started it."""
 CONTINUES_TAG = "continues:"
 """Prefix of the tag of a retried job: the run whose checkpoints, log and curve it continues."""
+THEME_TAG, LABEL_TAG, SENDER_TAG = "theme:", "tag:", "sender:"
+"""Prefixes of the tags with the theme and the labels of a run's chain, and with who has started it."""
 GROUP_TAG, SWEEP_TAG = "group:", "sweep:"
 """Prefixes of the tags that say which runs belong together: a group that a user named, or a sweep."""
 ID_BYTES = 6
@@ -127,7 +129,7 @@ def select_meant(word: str, runs: Sequence[Run], facts: Callable[[Run], tuple[st
 def is_reserved(tag: str) -> bool:
     """Whether a tag says what Trainyard itself decides: whether a run is a job, a session or of a chain, and whose."""
     named = any(pattern.fullmatch(tag) for pattern in (JOB_ID, SESSION_ID, CHAIN_ID, REVISION_TAG))
-    return tag == JOB_TAG or tag.startswith((TENANT_TAG, TRACE_TAG, CONTINUES_TAG)) or named
+    return tag == JOB_TAG or tag.startswith((TENANT_TAG, TRACE_TAG, CONTINUES_TAG, SENDER_TAG)) or named
 
 
 DEFAULT_TENANT = "default"

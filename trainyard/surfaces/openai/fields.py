@@ -1,7 +1,7 @@
 """Every field that OpenAI's SDK sends in a completion or a fine-tuning job, and what becomes of it here.
 
-A field without an effect is refused by its name, with what to write instead. `tools/openai_conformance.py` prints the
-table for docs/openai.md, and a test compares both with the parameters of the SDK.
+A field without an effect is refused by its name, with what to write instead. docs/reference/openai.md is built from
+these tables, and a test compares them with the parameters of the SDK.
 """
 
 from __future__ import annotations

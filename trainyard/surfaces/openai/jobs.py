@@ -19,7 +19,7 @@ from trainyard.surfaces.openai.calls import WireCall, page_of, run_operation
 from trainyard.surfaces.openai.errors import WireError, translate_error
 from trainyard.surfaces.openai.files import find_rows, path_of
 from trainyard.surfaces.openai.job_bodies import CreateJobBody, JobsQuery
-from trainyard.surfaces.openai.requests import JobFiles, method_of, model_name, plan_job, slug_of
+from trainyard.surfaces.openai.job_plans import JobFiles, method_of, model_name, plan_job, slug_of
 from trainyard.surfaces.openai.results import keep_results
 from trainyard.surfaces.openai.training_files import find_fault
 

@@ -18,8 +18,8 @@ from trainyard.spec.states import JobState
 from trainyard.stores.openai_records import FineTuningRecord
 from trainyard.surfaces.openai.calls import WireCall
 from trainyard.surfaces.openai.errors import WireError, translate_error
+from trainyard.surfaces.openai.job_plans import CHECKPOINT, MODEL_NAME
 from trainyard.surfaces.openai.jobs import end_of, find_job
-from trainyard.surfaces.openai.requests import CHECKPOINT, MODEL_NAME
 
 OWNER = "trainyard"
 UNLOAD_PATH = "/v1/unload_lora_adapter"

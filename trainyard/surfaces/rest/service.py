@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterable
 
-import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trainyard.app.access.listeners import BehindProxy, bind_exposed, run_servers
 from trainyard.app.context import ConfinedCalls
-from trainyard.app.exposure import Exposure, format_host, list_host_names, require_safe, warn_of_expiry
+from trainyard.app.exposure import Exposure
 from trainyard.app.live.service_threads import keep_live
-from trainyard.app.secrets import redact_logs
-from trainyard.compute.services import HOST
 from trainyard.operations.table import API
-from trainyard.serve.listening import bind, build_url, server_config
 from trainyard.settings import Settings
-from trainyard.stores.auth_string import keep_auth
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.access.confined_calls import ChildCalls
 from trainyard.surfaces.access.entrance import add_logins, caller_of_request, protect
+from trainyard.surfaces.access.listening import serve_guarded
 from trainyard.surfaces.openai.errors import WireErrors
 from trainyard.surfaces.rest.app import build_app
 
 LOOPBACK = Exposure()
-
-
-class AnnouncingServer(uvicorn.Server):
-    """uvicorn, which calls `announce` once it accepts connections."""
-
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
-        super().__init__(config)
-        self.announce = announce
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.announce()
 
 
 class AtFirstRequest:
@@ -60,33 +42,18 @@ def serve_api(
 
     Raises `LimitExceeded` (`E-PORT`), `InvalidInput` (`E-AUTH`, `E-PARAMETER`).
     """
-    certificate = require_safe(exposure, everybody=everybody)
-    names = list_host_names(exposure, certificate)
-    keep_auth(settings)
-    redact_logs(settings)
-    with bind(HOST if exposure.beyond_loopback else exposure.host, port) as listener, contextlib.ExitStack() as sockets:
-        url, port = build_url(listener), listener.getsockname()[1]
-        exposed = [sockets.enter_context(address) for address in bind_exposed(exposure, port)]
-        if certificate:
-            warn_of_expiry(certificate, say)
-        if everybody:
-            say("every user of this machine may do everything here, without authentication (--no-auth)")
+    with contextlib.ExitStack() as exit_stack:
 
-        def announce() -> None:
-            scheme = "https" if certificate else "http"
-            first = url if exposed else url.replace("http", scheme, 1)
-            more = "".join(f" and {scheme}://{format_host(listener.getsockname()[0])}:{port}" for listener in exposed)
-            say(f"the API answers at {first}/api/v1{more}; Ctrl-C ends it")
+        def build(names: tuple[str, ...]) -> ASGIApp:
+            confined = ChildCalls(settings.api_heavy_calls)
+            begin = exit_stack.enter_context(keep_live(settings, say))
+            app = build_guarded_app(settings, everybody=everybody, names=names, confined=confined)
+            return AtFirstRequest(app, begin.set)
 
-        confined = ChildCalls(settings.api_heavy_calls)
-        begin = sockets.enter_context(keep_live(settings, say))
-        app: ASGIApp = AtFirstRequest(
-            build_guarded_app(settings, everybody=everybody, names=names, confined=confined), begin.set
-        )
-        app = BehindProxy(app, exposure.behind_proxy) if exposure.behind_proxy else app
-        server = AnnouncingServer(server_config(app, graceful_s=5), announce)
-        run_servers(server, [listener], exposed, certificate)
-    return url
+        return serve_guarded(
+            settings, build, port, exposure, say, everybody=everybody,
+            title=lambda url: f"the API answers at {url}/api/v1",
+        )  # fmt: skip
 
 
 def build_guarded_app(

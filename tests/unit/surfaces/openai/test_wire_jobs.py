@@ -16,7 +16,7 @@ from trainyard.surfaces.openai.calls import run_operation
 from trainyard.surfaces.openai.errors import WireError
 from trainyard.surfaces.openai.graders import read_grader
 from trainyard.surfaces.openai.job_bodies import CreateJobBody
-from trainyard.surfaces.openai.requests import MODEL_NAME, JobFiles, model_name, plan_job
+from trainyard.surfaces.openai.job_plans import MODEL_NAME, JobFiles, model_name, plan_job
 from trainyard.surfaces.openai.training_files import find_fault
 
 FILE = FileRecord(

@@ -1,0 +1,48 @@
+"""A training leaves an entry in the ledger of its home, which anybody can check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.flows.chain_runs import complete, fill_working_folder, twice
+from trainyard.settings import settings
+from trainyard.spec.job import JobSpec, chain_of_job
+from trainyard.stores.ledger.log import Ledger
+
+pytestmark = [pytest.mark.usefixtures("prefect"), pytest.mark.integration]
+NINE = (
+    "date_time", "gpu_used", "gpu_provider", "gpu_price_per_hour", "model_trained", "model_parameters",
+    "theme_of_training", "time_training_s", "sender_address",
+)  # fmt: skip
+
+
+def test_a_job_leaves_an_entry_with_its_nine_fields(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_GPU_USD_PER_HOUR", "2.5")
+    fill_working_folder(tmp_path, tiny_model, monkeypatch, {"data.jsonl": twice(30)})
+    job = JobSpec.model_validate(
+        {
+            "dataset": {"path": "data.jsonl"},
+            "theme": "arithmetic",
+            "tags": ["demo"],
+            "hyperparameters": {"max_steps": 2},
+        }
+    )
+    result = complete(chain_of_job(job))
+    ledger = Ledger.at_home(settings().home)
+    head = ledger.head()
+    entries = [head.entry(seq) for seq in range(head.size)]
+    assert [entry["kind"] for entry in entries] == ["opened", "data_read", "trained"]
+    entry = entries[-1]
+    assert set(NINE) <= entry.keys()
+    assert (entry["theme_of_training"], entry["tags"]) == ("arithmetic", ["demo"])
+    assert entry["cost"]["amount"] == round(2.5 * entry["time_training_s"] / 3600, 6)
+    assert entry["run"] == result.run_id
+    assert entry["parents"] == [entries[1]["key"]]
+    assert entry["data"][0]["sha256"] == entries[1]["outputs"]["sft"]["sha256"]
+    assert entry["outputs"]["adapter"]["sha256"] == result.node("trainer").outputs["adapter"].sha256
+    assert entry["sender_address"].startswith("ed25519:")
+    assert entry["flops"] > 0

@@ -1,0 +1,132 @@
+"""What a training costs while it runs, and the limits that stop it; the clock is a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from tests.small_jobs import Jobs
+from trainyard.backends.spending import SpendingMeter, find_price, list_limits
+from trainyard.compute.supervise import DesiredState
+from trainyard.errors import LimitExceeded
+from trainyard.settings import Settings
+from trainyard.spec.axes.backends import BackendName
+from trainyard.stores.spending import SpendingEntry, SpendingStore
+
+START = datetime(2026, 11, 28, 12, tzinfo=UTC).timestamp()
+
+
+@dataclass
+class Clock:
+    now: float = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def build_meter(jobs: Jobs, settings: Settings, clock: Clock, **updates: object) -> SpendingMeter:
+    job = jobs().model_copy(update={"run": "a-run", "node": "trainer", **updates})
+    price = find_price(job.config.backend, settings)
+    return SpendingMeter(job, settings, price, now=clock, clock=clock, read_power=lambda: None)
+
+
+def write_spent(settings: Settings, usd: str, **fields: str) -> None:
+    values = {"run": "other", "node": "t", "name": "t-1", "month": "2026-11", "tenant": "default", **fields}
+    SpendingStore(settings.spending).write(SpendingEntry(usd=Decimal(usd), date=date(2026, 11, 1), **values))
+
+
+def test_hours_of_every_device_are_stored_with_source_and_date(jobs: Jobs, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, price_per_hour=Decimal("3.6"), price_date=date(2026, 11, 1))
+    clock = Clock()
+    meter = build_meter(jobs, settings, clock, devices=(0, 1))
+    clock.now += 50
+    assert meter.desired_state() is DesiredState.RUN
+    meter.write()
+    (entry,) = SpendingStore(settings.spending).list_run("a-run")
+    assert (entry.usd, entry.currency, entry.date) == (Decimal("0.1"), "USD", date(2026, 11, 1))
+    assert entry.source.startswith("3.60 USD per hour")
+    cost = SpendingStore(settings.spending).find_cost("a-run")
+    assert cost is not None
+    assert cost.usd == Decimal("0.1")
+
+
+def test_a_limit_stops_the_training_and_says_which(jobs: Jobs, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, price_per_hour=Decimal(36))
+    clock, events = Clock(), []
+    meter = build_meter(jobs, settings, clock, max_spend=Decimal("0.5"))
+    meter.hand_on = events.append
+    meter.require_open()
+    clock.now += 49
+    assert meter.desired_state() is DesiredState.RUN
+    clock.now += 2
+    assert meter.desired_state() is DesiredState.SPEND
+    assert meter.desired_state() is DesiredState.SPEND
+    (warning,) = events
+    assert warning["text"] == "max_spend of the chain is reached: 0.51 USD of 0.50 USD are spent."
+
+
+def test_a_start_after_the_limit_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, price_per_hour=Decimal(1), max_spend_per_month=Decimal(10))
+    write_spent(settings, "10.5")
+    with pytest.raises(LimitExceeded, match=r"E-SPEND: max_spend_per_month in 2026-11 is reached: 10.50 USD of 10.00"):
+        build_meter(jobs, settings, Clock()).require_open()
+
+
+def test_a_tenant_pays_for_its_own_runs_of_this_month(tmp_path: Path) -> None:
+    limits = {"a": Decimal(5), "b": Decimal(5)}
+    settings = Settings(home=tmp_path, tenant="a", price_per_hour=Decimal(1), max_spend_of_tenants=limits)
+    write_spent(settings, "2", tenant="a")
+    write_spent(settings, "4", tenant="b", run="of-b")
+    write_spent(settings, "3", tenant="a", month="2026-10")
+    (limit,) = list_limits(settings, "new", None, datetime.fromtimestamp(START, UTC))
+    assert (limit.usd, limit.others) == (5, 2)
+
+
+def test_the_statement_of_a_service_counts_once(jobs: Jobs, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, price_per_hour=Decimal(36), max_spend_per_run=Decimal(2))
+    clock = Clock()
+    for amount in ("0.25", "1.5"):  # two starts of one remote job, whose statement is about both
+        meter = build_meter(jobs, settings, clock)
+        clock.now += 6
+        meter.desired_state()
+        meter.on_event({"event": "cost", "amount_usd": amount, "source": "provider"})
+        assert meter.desired_state() is DesiredState.RUN
+        meter.write()
+    entries = SpendingStore(settings.spending).list_run("a-run")
+    assert sum(entry.usd for entry in entries) == Decimal("1.5")
+    meter.on_event({"event": "cost", "amount_usd": "2.25", "source": "provider"})
+    assert meter.desired_state() is DesiredState.SPEND
+
+
+def test_a_month_gets_what_is_spent_in_it(jobs: Jobs, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, price_per_hour=Decimal(36))
+    clock = Clock(datetime(2026, 11, 30, 23, 59, 55, tzinfo=UTC).timestamp())
+    meter = build_meter(jobs, settings, clock)
+    for _ in range(3):
+        clock.now += 5
+        meter.desired_state()
+    store = SpendingStore(settings.spending)
+    months = {entry.month: entry.usd for entry in store.list_run("a-run")}
+    assert sum(months.values()) == Decimal("0.15")
+    assert months["2026-12"] > 0
+
+
+def test_tokens_and_steps_have_their_own_price(jobs: Jobs, tmp_path: Path) -> None:
+    listed = {"usd": "8", "per": "million_tokens", "source": "price list", "date": "2026-11-01"}
+    settings = Settings(home=tmp_path, prices={"trl": listed})
+    meter = build_meter(jobs, settings, Clock())
+    meter.on_event({"event": "progress", "step": 4, "tokens": 500_000})
+    assert meter.cost() == 4
+    settings = Settings(home=tmp_path, prices={"trl": {**listed, "per": "step", "usd": "0.5"}})
+    meter = build_meter(jobs, settings, Clock())
+    meter.on_event({"event": "progress", "step": 4})
+    meter.on_event({"event": "progress", "step": 6})
+    assert meter.cost() == Decimal("1.5")
+
+
+def test_a_service_has_no_price_of_this_machine(tmp_path: Path) -> None:
+    assert find_price(BackendName.TINKER, Settings(home=tmp_path, price_per_hour=Decimal(2))) is None

@@ -1,0 +1,8 @@
+"""The `together_steps` backend: Together's post-training sessions, by its SDK in an environment of its own."""
+
+from __future__ import annotations
+
+from trainyard.backends.remote_steps.backend import ChildStepProgram
+from trainyard.spec.axes.backends import BackendName
+
+BACKEND = ChildStepProgram(BackendName.TOGETHER_STEPS)
