@@ -125,6 +125,12 @@ def count(model: torch.nn.Module) -> int:
     return sum(value.numel() for value in model.parameters())
 
 
+def lower_rate(optimizer: Any, step: int, steps: int) -> None:
+    """Let the learning rate fall to 0 in a line, as trainings do."""
+    for group in optimizer.param_groups:
+        group["lr"] = RATE * (1 - step / steps)
+
+
 def run_steps(
     model: torch.nn.Module, optimizer: Any, strategy: Any, rank: int, steps: int, *, paced: bool = False
 ) -> float:
@@ -135,6 +141,7 @@ def run_steps(
         loss_of(model, draw_rows(rank, BATCH, 10_000 * rank + step)).backward()
         optimizer.step()
         optimizer.zero_grad()
+        lower_rate(optimizer, step, steps)
         if paced:
             time.sleep(max(0.0, began + STEP_S - time.perf_counter()))
         if strategy is not None:
@@ -152,6 +159,7 @@ def run_synchronous(model: torch.nn.Module, optimizer: Any, strategy: Ddp, rank:
         strategy.sync_gradients(list(model.parameters()), scaled=False)
         optimizer.step()
         optimizer.zero_grad()
+        lower_rate(optimizer, step, steps)
     return time.perf_counter() - started
 
 
@@ -197,6 +205,7 @@ def train_torchft(rank: int, folder: Path, lighthouse: str) -> None:
         island.sync_gradients([], scaled=False)
         optimizer.step()
         optimizer.zero_grad()
+        lower_rate(optimizer, progress["step"], STEPS)
         island.after_step(progress["step"])
         time.sleep(0.002)
     facts = island.facts()

@@ -35,8 +35,9 @@ def find_place(launch: LaunchSettings) -> Place:
 
 
 def find_own_number(hosts: tuple[str, ...]) -> int:
-    if (number := os.environ.get(RANK_VARIABLE)) is not None:
-        return int(number)
+    """Return the number of this host by its name or one of its addresses. Raises `InvalidInput` (`E-LAUNCH`)."""
+    if RANK_VARIABLE in os.environ:
+        return int(os.environ[RANK_VARIABLE])
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
     names = {socket.gethostname(), socket.getfqdn()}
     for number, host in enumerate(hosts):
