@@ -159,13 +159,13 @@ class FireworksDouble(WireDouble):
         adapter = self.adapters[model]
         self.require_open(adapter.operations["session"])
         key, content = f"{model}:{number}", json.dumps([kind, call.body], sort_keys=True)
-        known = adapter.operations.get(key)
-        if known is not None and known != content:
+        earlier = adapter.operations.get(key)
+        if earlier is not None and earlier != content:
             raise Refusal(CONFLICT, f"Request {number} of {model} came before with another body.")
-        if known is None and number <= adapter.operations.get("last", 0):
+        if earlier is None and number <= adapter.operations.get("last", 0):
             raise Refusal(CONFLICT, f"Request {number} of {model} comes after {adapter.operations['last']}.")
         adapter.operations |= {key: content, "last": max(number, adapter.operations.get("last", 0))}
-        return adapter, key, known is None
+        return adapter, key, earlier is None
 
     def retrieve(self, call: Call) -> Json:
         request = call.body["request_id"]
@@ -245,14 +245,14 @@ class FireworksDouble(WireDouble):
         """Sample from the weights of a snapshot that are still the adapter's."""
         body = call.body
         path = body["model"].partition("/checkpoints/")[2]
-        found = next((saved for name, saved in self.snapshots.items() if name.endswith(path)), None)
-        if found is None or found[2] != found[1].steps or body["n"] != 1:
+        snapshot = next((saved for name, saved in self.snapshots.items() if name.endswith(path)), None)
+        if snapshot is None or snapshot[2] != snapshot[1].steps or body["n"] != 1:
             raise Refusal(REFUSED, f"There are no weights {body['model']} to sample from.")
         sampling = Sampling(
             max_new_tokens=body["max_tokens"], temperature=body["temperature"], top_p=body["top_p"],
             top_k=body["top_k"] or None, seed=body["seed"], stop_texts=tuple(body.get("stop") or ()),
         )  # fmt: skip
-        (sample,) = found[1].sample(body["prompt"], sampling)
+        (sample,) = snapshot[1].sample(body["prompt"], sampling)
         logprobs = [{"logprob": value, "sampling_logprob": value} for value in sample.logprobs]
         choice = {
             "index": 0, "text": sample.text, "logprobs": {"content": logprobs},
@@ -302,12 +302,12 @@ class FireworksDouble(WireDouble):
         return {}
 
 
-def read_data(given: Json) -> tuple[list[ServiceRow], list[list[float]]]:
+def read_data(request: Json) -> tuple[list[ServiceRow], list[list[float]]]:
     """Return the rows and the weights of a pass."""
-    if given["loss_fn"] != "cross_entropy" or given.get("loss_fn_config"):
-        raise Refusal(REFUSED, f"The loss {given['loss_fn']} is not computed here.")
+    if request["loss_fn"] != "cross_entropy" or request.get("loss_fn_config"):
+        raise Refusal(REFUSED, f"The loss {request['loss_fn']} is not computed here.")
     rows, weights = [], []
-    for datum in given["data"]:
+    for datum in request["data"]:
         tokens = [token for chunk in datum["model_input"]["chunks"] for token in chunk["tokens"]]
         inputs = datum["loss_fn_inputs"]
         targets, values = inputs["target_tokens"]["data"], inputs["weights"]["data"]

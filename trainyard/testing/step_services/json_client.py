@@ -50,10 +50,10 @@ class JsonStepClient:
     def open(self) -> None:
         self.session = self.ask("/create_session", tags=[], sdk_version="0.23.0")["session_id"]
         lora = {"rank": self.rank, "seed": self.seed, "train_unembed": False}
-        made = self.wait(
+        model = self.wait(
             "/create_model", session_id=self.session, model_seq_id=0, base_model=self.model, lora_config=lora
         )
-        self.model_id = made["model_id"]
+        self.model_id = model["model_id"]
 
     # Steps
 
@@ -91,7 +91,7 @@ class JsonStepClient:
             "max_tokens": sampling.max_new_tokens, "seed": sampling.seed, "temperature": sampling.temperature,
             "top_k": sampling.top_k or -1, "top_p": sampling.top_p, "stop": list(sampling.stop_texts) or None,
         }  # fmt: skip
-        found = []
+        samples = []
         for prompt in prompts:
             chunks = [{"type": "encoded_text", "tokens": list(prompt)}]
             answer = self.wait(
@@ -102,8 +102,8 @@ class JsonStepClient:
                 ids, logprobs = sequence["tokens"], sequence["logprobs"]
                 reason = StopReason.END if sequence["stop_reason"] == "stop" else StopReason.LENGTH
                 text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
-                found.append(Generated(ids, text, logprobs, logprobs, reason))
-        return found
+                samples.append(Generated(ids, text, logprobs, logprobs, reason))
+        return samples
 
     def logprobs(self, rows: Sequence[Sequence[int]], *, base: bool = False) -> list[list[float | None]]:
         assert not base, "an adapter that is never trained is the base"

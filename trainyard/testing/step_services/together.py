@@ -154,10 +154,10 @@ class TogetherDouble(WireDouble):
 
     def stop_resource(self, call: Call) -> Json:
         (name,) = call.parts
-        record, own = self.find_resource(name), self.sessions_of(name)
-        if own and call.query.get("force") != "true":
+        record, running = self.find_resource(name), self.sessions_of(name)
+        if running and call.query.get("force") != "true":
             raise Refusal(REFUSED, f"The model resource {name} has active sessions.")
-        for session in own:
+        for session in running:
             session.record["status"] = f"{SESSION_STATUS}STOPPED"
         record["status"] = f"{RESOURCE_STATUS}STOPPED"
         return record
@@ -252,10 +252,10 @@ class TogetherDouble(WireDouble):
 
     def show_operation(self, call: Call) -> Json:
         name, operation = call.parts
-        found = self.find_session(name).operations.get(operation)
-        if found is None:
+        completed = self.find_session(name).operations.get(operation)
+        if completed is None:
             raise Refusal(GONE, f"There is no operation {operation}.")
-        return found
+        return completed
 
     def run_forward_backward(self, session: SessionDouble, body: Json) -> Json:
         if body["loss"]["type"] != "LOSS_TYPE_CROSS_ENTROPY":
@@ -361,8 +361,8 @@ def failed(operation: str, code: str, message: str) -> Json:
     return {"id": operation, "status": f"{OPERATION_STATUS}FAILED", "error": error}
 
 
-def read_tokens(given: Json) -> list[int]:
-    return [int(token) for chunk in given["chunks"] for token in chunk["encoded_text"]["tokens"]]
+def read_tokens(prompt: Json) -> list[int]:
+    return [int(token) for chunk in prompt["chunks"] for token in chunk["encoded_text"]["tokens"]]
 
 
 def read_samples(samples: Json) -> list[ServiceRow]:

@@ -136,8 +136,8 @@ class WireDouble:
         if not any(handler.headers.get(name) == before + self.key for name, before in self.keys.items()):
             raise Refusal(UNAUTHORIZED, "The API key is not valid.")
         for route in self.routes():
-            found = re.fullmatch(route.pattern, path)
-            if found is None or route.method != handler.command:
+            matched = re.fullmatch(route.pattern, path)
+            if matched is None or route.method != handler.command:
                 continue
             self.calls[route.name] += 1
             if self._take(route.name, Fault.LIMITED):
@@ -149,7 +149,7 @@ class WireDouble:
                 require_fields(body, route.fields, "body")
             single = {name: values[-1] for name, values in query.items()}
             headers = {name.lower(): value for name, value in handler.headers.items()}
-            return route.name, route.answer(Call(found.groups(), body, single, headers))
+            return route.name, route.answer(Call(matched.groups(), body, single, headers))
         raise Refusal(GONE, f"There is no {handler.command} {path}.")
 
     def _take(self, name: str, fault: Fault) -> bool:
