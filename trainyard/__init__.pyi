@@ -1,6 +1,6 @@
-from trainyard.app.training_manager import InstructDataset as InstructDataset
-from trainyard.app.training_manager import PreferenceDataset as PreferenceDataset
-from trainyard.app.training_manager import TrainingManager as TrainingManager
+from trainyard.app.jobs.training_manager import InstructDataset as InstructDataset
+from trainyard.app.jobs.training_manager import PreferenceDataset as PreferenceDataset
+from trainyard.app.jobs.training_manager import TrainingManager as TrainingManager
 from trainyard.backends.cloud.direct import FineTuneProviderFactory as FineTuneProviderFactory
 from trainyard.errors import TrainyardError as TrainyardError
 from trainyard.spec.programs import AdapterMethod as AdapterMethod
