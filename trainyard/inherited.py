@@ -140,9 +140,10 @@ def service_environment(name: str, settings: Settings, keys: Iterable[str] = ())
 
 
 def key_variables(settings: Settings) -> frozenset[str]:
-    """The variables with the keys of the endpoints and of step services, and with that of checkpoints."""
+    """The variables with the keys of endpoints, of step services, of checkpoints and of the data worker."""
     names = frozenset(endpoint.api_key_env for endpoint in settings.endpoints.values() if endpoint.api_key_env)
-    return names | STEP_KEYS | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
+    names |= STEP_KEYS | {settings.data_worker_key_env}
+    return names | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
 
 
 def is_key_missing(variable: str | None) -> bool:

@@ -23,7 +23,7 @@ from trainyard.stores.ledger.log import Ledger
 FLOPS_OF_FULL, FLOPS_OF_ADAPTER = 6, 4
 """Per parameter and token: forward 2, gradients of the activations 2, of the weights 2, which an adapter has not
 (Kaplan et al., Scaling Laws for Neural Language Models, 2020, 2.1)."""
-NO_PRICE = {"source": "not set: TRAINYARD_GPU_USD_PER_HOUR"}
+NO_PRICE = {"source": "not set: TRAINYARD_PRICE_PER_HOUR"}
 
 
 def format_time(seconds: float) -> str:

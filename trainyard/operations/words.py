@@ -54,13 +54,14 @@ WORDS: dict[str, Word] = {
     "backends": Word(MACHINE, "The trainers: which there are, and what each is missing.", "backends"),
     "scripts": Word(MACHINE, "Training scripts of your own, for the backend script.", "backends"),
     "tokens": Word(MACHINE, "Tokens of the API: who may ask over a network, and for what.", "access"),
+    "ledger": Word(LOOK, "Who trained what, on which data, where, at what price: tamper-evident.", "ledger"),
     "audit": Word(MACHINE, "The log of everything that changed something.", "access"),
     "gc": Word(MACHINE, "Remove unused runs, results and logs.", "housekeeping"),
     "backup": Word(MACHINE, "Write a home with its database into one file.", "housekeeping"),
     "restore": Word(MACHINE, "Make the home of a backup again, whole or not at all.", "housekeeping"),
     "migrate": Word(MACHINE, "Bring files of an earlier version into the form of this one.", "cli"),
     "starter": Word(MACHINE, "The small model that everything runs with by default.", "models"),
-    "prove-resume": Word(MACHINE, "Show that a stopped training ends in the same bits.", "reliability"),
+    "prove-resume": Word(MACHINE, "Show that a stopped training ends in the same bits.", "native-engine"),
 }
 """In the order of the help."""
 

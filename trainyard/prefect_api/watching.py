@@ -57,6 +57,8 @@ def start_run(
     other parameters. `queue` is a work queue of the deployment's pool.
     """
     environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
+    if settings.data_workers:  # a run reads from those that the check was about
+        environment["TRAINYARD_DATA_WORKERS"] = json.dumps(settings.data_workers)
     environment |= {tracing.VARIABLE: parent} if (parent := tracing.current_traceparent()) else {}
     state: State[object] | None = build_waiting(waits) if waits else None
     with client() as prefect:

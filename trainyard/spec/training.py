@@ -164,6 +164,25 @@ class LaunchSettings(Strict):
         None, description="Islands that exchange their weights every so many steps, over slow links; none by default."
     )
 
+    hosts: tuple[Annotated[str, Field(min_length=1, max_length=253)], ...] = omit_default(
+        (), max_length=256, description="Hosts that train together; each is given the same job, the first one leads."
+    )
+    nodes: int = omit_default(1, ge=1, le=256, description="Hosts, where node_rank and rendezvous name them.")
+    node_rank: int | None = omit_default(None, ge=0, le=255, description="Number of this host; 0 leads.")
+    rendezvous: str | None = omit_default(
+        None, pattern=r"^[^\s:/]+:[0-9]{1,5}$", description="Address of the first host, HOST:PORT."
+    )
+
+    @property
+    def node_count(self) -> int:
+        """Return the hosts that train together."""
+        return len(self.hosts) or self.nodes
+
+    @property
+    def local_processes(self) -> int:
+        """Return the processes on one host."""
+        return max(1, self.processes // self.node_count)
+
     @model_validator(mode="before")
     @classmethod
     def with_islands(cls, value: Any) -> object:
@@ -264,7 +283,7 @@ class EvalSettings(Strict):
 
 
 class ServiceSettings(Strict):
-    """The service that a backend trains at (backends tinker, together_steps, fireworks_steps and remote)."""
+    """The service that a backend trains at: a step service, or a cloud provider."""
 
     endpoint: str | None = omit_default(
         None, min_length=1, max_length=256, description="Endpoint of trainyard.toml: its address and its key."
@@ -274,6 +293,14 @@ class ServiceSettings(Strict):
     )
     base_model: str | None = omit_default(
         None, min_length=1, max_length=512, description="The service's name for the base; default: base_model."
+    )
+    suffix: str | None = omit_default(
+        None, pattern=r"^[a-zA-Z0-9-]{1,18}$", description="Begins the name of the model at a cloud provider."
+    )
+    flavor: str | None = omit_default(
+        None,
+        pattern=r"^[a-z0-9-]{1,40}$",
+        description="Hardware of Hugging Face Jobs, such as l4x1; default: a10g-small.",
     )
 
     @model_validator(mode="after")
@@ -344,7 +371,7 @@ class TrainingSettings(Strict):
         description="Keys of the tool's own configuration (backend axolotl), checked by its schema.",
     )
     service: ServiceSettings | None = omit_default(
-        None, description="The service of a backend that trains step by step elsewhere, and its name for the base."
+        None, description="The step service or cloud provider, and its name for the base."
     )
     rope: RopeScaling | None = omit_default(None, description="Scaling of the base's positions; none by default.")
     added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = omit_default(
@@ -460,6 +487,8 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     """Return the trainer's config with every None that has a vetted value filled, as it is stored next to the
     result.
     """
+    if config.backend.facts.provider is not None:  # what is left out is the provider's to choose
+        return config.model_copy(update={"stage": resolve_stage(config)})
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     base_model = config.base_model or default_base_model

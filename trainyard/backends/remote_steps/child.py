@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from trainyard.train.contracts import Generated, Sampling, StopReason
 
 WORKER_MODULE = "trainyard_worker.step_service"
 ADDRESS, KEY = "TRAINYARD_STEP_ADDRESS", "TRAINYARD_STEP_KEY"
-END_S = 120.0
+END_S = 90.0
 """Seconds that the child has to let go of what is paid for, after its input is closed."""
 QUIET = {"TINKER_TELEMETRY": "0", "TOGETHER_NO_ANALYTICS": "1"}
 Answer = Any
@@ -194,7 +195,10 @@ class ChildService:
                 self.ask("close", status=status)
         finally:
             assert self.process.stdin is not None, "opened as a pipe"
-            self.process.stdin.close()
+            assert self.process.stdout is not None, "opened as a pipe"
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+            self.process.stdout.close()
             try:
                 self.process.wait(END_S)
             except subprocess.TimeoutExpired:

@@ -37,7 +37,9 @@ COMMONEST = -10.8
 ADVICE = ("can", "should", "must", "may", "could")
 CUT_OFF = re.compile(r"\s*(?:[&/\"“”‘(\[]|, (?!and |or |but |so |then )|(?:and|or) )")
 """What follows an object that is not all of it."""
-UNFIT = re.compile(r"[\"“”()\[\]|<>=&]|^(?:our|my|an?|its?|all|any|some) |^\d|^(?:the )?(?:corresponding|additional|associated) ")
+UNFIT = re.compile(
+    r"[\"“”()\[\]|<>=&]|^(?:our|my|an?|its?|all|any|some) |^\d|^(?:the )?(?:corresponding|additional|associated) "
+)
 
 
 def gerund(verb: str) -> str:
@@ -54,26 +56,31 @@ def gerund(verb: str) -> str:
 
 def activity(sentence: str, vocabulary: Collection[str]) -> str:
     """Return what a sentence tells its reader to do, as "creating a snapshot"; empty where that is not certain."""
-    front = read_front(sentence, vocabulary)
-    clause = parse_clause(front.main, vocabulary, partly=True)
-    if clause is None or clause.negative or len(clause.verb.split()) > 2:
-        return ""
-    advises = clause.subject.lower() in ("you", "we") and clause.auxiliary in ADVICE
-    if not (clause.kind == "command" or (advises and clause.kind == "verb")):
-        return ""
-    if clause.lemma in WEAK_VERBS or clause.lemma in SMALL_VERBS or not may_be_verb(clause.lemma) or not clause.phrases:
+    clause = parse_clause(read_front(sentence, vocabulary).main, vocabulary, partly=True)
+    if clause is None or not advises(clause) or not clause.phrases:
         return ""
     thing = clause.phrases[0]
-    if thing.kind != "noun" or hangs(thing.text) or not content_words(thing.text):
-        return ""
-    if "i" in clause.reading.shape[thing.start : thing.end] or thing.text.lower().startswith(("you", "us ", "me ")):
-        return ""
-    if len(thing.text.split()) > MOST_OBJECT or TIME.fullmatch(thing.text):
-        return ""
-    if re.search(r"[\"“”()\[\]|<>=&]", thing.text):
+    words = thing.text.lower()
+    unfit = (
+        thing.kind != "noun" or hangs(thing.text) or not content_words(thing.text),
+        "i" in clause.reading.shape[thing.start : thing.end] or words.startswith(("you", "us ", "me ")),
+        len(words.split()) > MOST_OBJECT or TIME.fullmatch(thing.text),
+        re.search(r"[\"“”()\[\]|<>=&]", thing.text),
+    )
+    if any(unfit):
         return ""
     text = f"{gerund(clause.verb)} {thing.text}"
-    return behind if (behind := with_place(clause, text)) else "" if is_cut(clause, thing.end) else text
+    return with_place(clause, text) or ("" if is_cut(clause, thing.end) else text)
+
+
+def advises(clause: Clause) -> bool:
+    """Whether a clause tells its reader to do something that has a name."""
+    if clause.negative or len(clause.verb.split()) > 2:
+        return False
+    if clause.lemma in WEAK_VERBS or clause.lemma in SMALL_VERBS or not may_be_verb(clause.lemma):
+        return False
+    for_reader = clause.subject.lower() in ("you", "we") and clause.auxiliary in ADVICE
+    return clause.kind == "command" or (for_reader and clause.kind == "verb")
 
 
 def is_cut(clause: Clause, end: int) -> bool:

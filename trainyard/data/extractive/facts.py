@@ -16,7 +16,15 @@ from trainyard.data.extractive.cleaning import REMARK, only_refers, speakers_of,
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, TOPIC_RULES, Reader, acceptable_part, ended, place_of
+from trainyard.data.extractive.statements import (
+    ASKERS,
+    ELSEWHERE,
+    TOPIC_RULES,
+    Reader,
+    acceptable_part,
+    ended,
+    place_of,
+)
 from trainyard.data.extractive.tagging import tag_sentence
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
@@ -202,11 +210,12 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         if defined and re.match(r"What (?:is|are) ", entry.topic) and entry.answer.startswith(opening or ""):
             continue  # the definition asks for it
         location = f"{where}{colon}{entry.context}" if entry.context else where
-        if entry.rule in ("listing", "steps") and question:
+        own_heading = entry.topic == topic
+        if entry.rule in ("listing", "steps") and question and own_heading:
             if not opening:
                 yield Fact("question", question, title, entry.answer, 1)
             continue
-        if entry.rule in ("listing", "steps") or entry.topic.lower() == topic.lower():
+        if (entry.rule in ("listing", "steps") and own_heading) or entry.topic.lower() == topic.lower():
             location = title
         yield Fact(
             entry.rule, entry.topic, location, entry.answer, entry.worth + 1, clause=entry.clause, placed=entry.placed

@@ -128,8 +128,9 @@ def ask_subject_matter(clause: Clause, where: str) -> Iterator[Ask]:
         surface = "will happen" if clause.auxiliary == "will" else "happens"
         question = join("What", surface, "to", clause.subject, where)
         yield Ask("named", f"{question}?", question[0].lower() + question[1:])
-    elif clause.kind == "verb" and clause.lemma not in STATIVE_VERBS and clause.auxiliary in ("does", "do", "will"):
-        if first and first.kind in ("noun", "infinitive") and not hangs(first.text):
+    elif clause.kind == "verb" and clause.lemma not in STATIVE_VERBS:
+        acts = first and first.kind in ("noun", "infinitive") and clause.auxiliary in ("does", "do", "will")
+        if first and acts and not hangs(first.text):
             question = join("What", clause.auxiliary, clause.subject, "do", where)
             yield Ask("bare", f"{question}?")
 

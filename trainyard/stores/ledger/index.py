@@ -6,9 +6,12 @@ writes it, the one that has the ledger's lock.
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainyard.json_types import JsonMapping
@@ -28,21 +31,34 @@ class LedgerIndex:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._memory = sqlite3.connect(":memory:", check_same_thread=False) if path is None else None
+        self._connection: sqlite3.Connection | None = None
+        self._process = 0
+        self._lock = threading.RLock()
 
     @contextmanager
     def open(self) -> Iterator[sqlite3.Connection]:
-        if self._memory is not None:
-            self._memory.executescript(SCHEMA)
-            yield self._memory
-            self._memory.commit()
-            return
-        assert self.path is not None
-        with closing(sqlite3.connect(self.path, timeout=BUSY_S)) as connection:
-            connection.execute("PRAGMA synchronous = OFF")  # what a power cut spoils is made again
-            connection.executescript(SCHEMA)
-            with connection:
-                yield connection
+        """The connection of this process, which stays open; a child of a fork opens its own."""
+        try:
+            with self._lock:
+                if self._connection is None or self._process != os.getpid():
+                    self._connection, self._process = self._connect(), os.getpid()
+                with self._connection as connection:
+                    yield connection
+        except sqlite3.OperationalError as error:
+            number = errno.ENOSPC if "full" in str(error) else errno.EIO
+            raise OSError(number, f"SQLite: {error}", str(self.path)) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path or ":memory:", timeout=BUSY_S, check_same_thread=False)
+        connection.execute("PRAGMA synchronous = OFF")  # what a power cut spoils is made again
+        connection.executescript(SCHEMA)
+        return connection
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None and self._process == os.getpid():
+                self._connection.close()
+            self._connection = None
 
     def sync(self, size: int, leaf_at: Callable[[int], bytes], rows: Callable[[int], Iterator[IndexRow]]) -> None:
         """Add what the log of `size` entries has more; start again where the index does not fit the log."""
@@ -60,6 +76,7 @@ class LedgerIndex:
 
     def clear(self) -> None:
         if self.path is not None:
+            self.close()
             for end in ("", "-journal", "-wal", "-shm"):
                 Path(f"{self.path}{end}").unlink(missing_ok=True)
         else:

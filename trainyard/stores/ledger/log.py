@@ -51,7 +51,7 @@ from trainyard.stores.ledger.tiles import (
     pack_entries,
     subtree_of_tiles,
 )
-from trainyard.stores.whole import file_to_create, new_file
+from trainyard.stores.whole import file_to_create, flush_name, new_file
 
 CHECKPOINT = "checkpoint"
 OPENED, ROTATED = "opened", "rotated"
@@ -74,6 +74,10 @@ class Ticket:
     drafts: Sequence[JsonMapping]
     receipts: list[Receipt] | None = None
     error: BaseException | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.receipts is not None or self.error is not None
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,9 @@ class Ledger:
     now: Callable[[], float] = time.time
     index: LedgerIndex = field(init=False)
     _queue: list[Ticket] = field(default_factory=list, init=False)
-    _queue_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _commit_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _turn: threading.Condition = field(default_factory=threading.Condition, init=False)
+    """Guards the queue; one thread commits what all of them have put there, the others wait for it."""
+    _committing: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.index = LedgerIndex(self.index_path if isinstance(self.files, RealFiles) else None)
@@ -153,7 +158,7 @@ class Ledger:
         except FileNotFoundError:
             return None
         try:
-            name, _, encoded = text.removeprefix(KEY_PREFIX).split("+")
+            name, _, encoded = text.removeprefix(KEY_PREFIX).split("+", 2)
             data = base64.b64decode(encoded, validate=True)
             if len(data) != 1 + HASH_BYTES or data[0] != ED25519:
                 raise ValueError
@@ -176,33 +181,46 @@ class Ledger:
         not fit its checkpoint, `Conflict` without its private key, and on the disk: the log is as before then.
         """
         ticket = Ticket(drafts)
-        with self._queue_lock:
+        with self._turn:
             self._queue.append(ticket)
-        with self._commit_lock:
-            if ticket.receipts is None and ticket.error is None:
-                with self._queue_lock:
-                    batch, self._queue = self._queue, []
-                self._commit_all(batch)
+            self._turn.wait_for(lambda: ticket.is_done or not self._committing)
+            self._committing = self._committing or not ticket.is_done
+            leads = not ticket.is_done
+        if leads:
+            try:
+                self._commit_all()
+            finally:
+                with self._turn:
+                    self._committing = False
+                    self._turn.notify_all()
         if ticket.error is not None:
             raise ticket.error
         assert ticket.receipts is not None
         return ticket.receipts
 
-    def _commit_all(self, batch: list[Ticket]) -> None:
+    def _commit_all(self) -> None:
+        """Commit what all threads wait for, also what comes while the lock is waited for and the log is checked."""
+        batch: list[Ticket] = []
         try:
             with translate_os_errors("The ledger was not written"):
                 make_folders(self.files, self.folder)
                 with self.files.locked(self.folder / ".lock"):
                     key, head = self._writable()
+                    batch += self._take_queue()
                     receipts = self._commit(key, head, [draft for ticket in batch for draft in ticket.drafts])
         except BaseException as error:
-            for ticket in batch:
+            for ticket in batch or self._take_queue():
                 ticket.error = error
             if not isinstance(error, Exception):
                 raise
             return
         for ticket in batch:
             ticket.receipts, receipts = receipts[: len(ticket.drafts)], receipts[len(ticket.drafts) :]
+
+    def _take_queue(self) -> list[Ticket]:
+        with self._turn:
+            batch, self._queue = self._queue, []
+        return batch
 
     def _writable(self) -> tuple[SigningKey, Head]:
         """Return the key and the head, after a check that the end of the log is what the key has signed."""
@@ -211,6 +229,8 @@ class Ledger:
             return self._begin(key)
         head = self.head()
         self.require_whole(head)
+        if head.size == 1:  # a log without a checkpoint may have nothing else
+            self.files.fsync_folder(self.folder)
         if key is None or head.note is None or not head.note.is_signed_by(key.public):
             raise Conflict(
                 "The private key of this home's ledger is gone, or it is another ledger's.",
@@ -228,13 +248,19 @@ class Ledger:
 
     def _begin(self, key: SigningKey | None) -> tuple[SigningKey, Head]:
         """Begin a log with the entry that names its key."""
-        first = {Tile(ENTRIES, 0, 1).path, Tile("0", 0, 1).path}
-        if others := {path for path in list_tile_files(self.files, self.folder) if path not in first}:
-            raise Corrupt(f"The ledger's checkpoint is missing; {min(others)} is there.", do=RESTORE)
+        if others := self.list_orphans():
+            raise Corrupt(f"The ledger's checkpoint is missing; {others[0]} is there.", do=RESTORE)
+        if key is not None:
+            flush_name(self.files, self.key_file)  # its creator may have failed or died before this
         key = key or self._create_key(f"trainyard.local/{secrets.token_hex(8)}")
         head = Head(Checkpoint(key.name, 0, EMPTY_ROOT), None, TileReader(self.folder, 0, self.files))
         self._commit(key, head, [{"kind": OPENED, "key": f"{OPENED}:{key.name}", "vkey": key.public.vkey}])
         return key, self.head()
+
+    def list_orphans(self) -> list[str]:
+        """Return the tiles that no log has which is only beginning: its first commit has one entry."""
+        first = {Tile(ENTRIES, 0, 1).path, Tile("0", 0, 1).path}
+        return [path for path in list_tile_files(self.files, self.folder) if path not in first]
 
     def _create_key(self, name: str) -> SigningKey:
         key = SigningKey(name, os.urandom(HASH_BYTES) if isinstance(self.files, RealFiles) else bytes(HASH_BYTES))
@@ -283,6 +309,11 @@ class Ledger:
             receipts.append(Receipt(numbers[text]))
         if entries:
             self._write(key, head, entries)
+            new = ((head.size + at, json.loads(entry), hash_leaf(entry)) for at, entry in enumerate(entries))
+            with suppress(OSError):  # they are in the log; the next append brings the index up to it
+                self.index.add(new)
+        else:  # they were written by a process that may have failed or died before its last flush
+            self.files.fsync_folder(self.folder)
         return receipts
 
     def _last_time(self, head: Head) -> float:
@@ -292,6 +323,7 @@ class Ledger:
         """Write the tiles that the entries add or make longer, then the checkpoint, then remove outgrown tiles."""
         size = head.size + len(entries)
         grown = GrownTree(head, entries)
+        remove_unsigned(self.files, self.folder, head.size)
         tiles = list(list_tiles(size, head.size))
         for tile in tiles:
             path = self.folder / tile.path
@@ -356,7 +388,7 @@ def encode_entry(entry: JsonMapping) -> bytes:
 def write_key(files: Files, path: Path, key: SigningKey) -> None:
     """Write a private key for the owner of this home alone."""
     make_folders(files, path.parent)
-    line = f"{KEY_PREFIX}{key.name}+{key.public.id.hex()}+{base64.b64encode(bytes([ED25519]) + key.seed).decode()}\n"
+    line = f"{KEY_PREFIX}{key.name}+{key.public.id.hex()}+{base64.b64encode(bytes([key.kind]) + key.seed).decode()}\n"
     with file_to_create(path, files) as temporary:
         if isinstance(files, RealFiles):
             path.parent.chmod(0o700)
@@ -375,6 +407,21 @@ def list_tile_files(files: Files, folder: Path) -> list[str]:
                 yield (path / name).relative_to(folder).as_posix()
 
     return sorted(below(folder / "tile"))
+
+
+def remove_unsigned(files: Files, folder: Path, size: int) -> None:
+    """Remove the partial tiles beyond a checkpoint, which an interrupted writer left: another entry takes their place.
+
+    They go before the next checkpoint, so that no partial tile within it was made of other entries.
+    """
+    for level in (ENTRIES, "0"):
+        partials = folder / f"{Tile(level, size // WIDTH, WIDTH).path}.p"
+        names = files.listdir(partials) if files.is_folder(partials) else []
+        strays = [name for name in names if not name.isdecimal() or int(name) > size % WIDTH]
+        for name in strays:
+            files.unlink(partials / name)
+        if strays:
+            files.fsync_folder(partials)
 
 
 def remove_partials(files: Files, folder: Path) -> None:

@@ -39,7 +39,7 @@ def record_step(home: Path, kind: str, key: str, **fields: object) -> str:
     assert kind in KINDS, kind
     try:
         open_ledger(home).append({"kind": kind, "key": key, **to_finite(fields)})
-    except TrainyardError as error:
+    except (TrainyardError, OSError) as error:
         return f"The step is not in the ledger. {error}"
     return ""
 

@@ -1,0 +1,336 @@
+"""The ledger of this home: entries, verification, proofs, bundles, and the cosignatures of witnesses.
+
+A witness is another home that signs this one's checkpoint only where the log of its last signature is the beginning of
+it: then nobody can show two logs, not even who has the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import secrets
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import Field
+
+from trainyard.app.context import Context
+from trainyard.app.responses import Response
+from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
+from trainyard.json_types import JsonObject
+from trainyard.operations import ledger as requests
+from trainyard.stores.files import DISK, make_folders, translate_os_errors
+from trainyard.stores.ledger import verify_ledger as script
+from trainyard.stores.ledger.checking import verify_ledger
+from trainyard.stores.ledger.log import CHECKPOINT, KEY_PREFIX, Head, Ledger, list_tile_files, write_key
+from trainyard.stores.ledger.merkle import prove_consistency, prove_inclusion, range_root, verify_consistency
+from trainyard.stores.ledger.notes import COSIGNATURE, SigningKey, parse_checkpoint, parse_note, parse_vkey
+from trainyard.stores.whole import create_whole, write_folder, write_whole
+
+PROOF_HEADER = "c2sp.org/tlog-proof@v1"
+SHORTEST = 6
+"""Characters of a key or an id that name an entry."""
+
+
+class LedgerEntry(Response):
+    """An entry with its number and the hash of its leaf."""
+
+    seq: int
+    leaf: str
+    """SHA-256 (hex) of the byte 0 and its canonical JSON."""
+    entry: JsonObject
+
+
+class LedgerEntries(Response):
+    entries: tuple[LedgerEntry, ...]
+    size: int
+    """Entries of the whole log."""
+    more: bool = False
+    """Whether there are older ones."""
+
+
+class LedgerFault(Response):
+    """Something that does not fit."""
+
+    file: str
+    problem: str
+    entry: int | None = None
+
+
+class LedgerCheck(Response):
+    """Result of verifying the whole ledger."""
+
+    origin: str
+    size: int
+    root: str
+    key: str
+    """The public key of the checkpoint, as C2SP writes it."""
+    problems: tuple[LedgerFault, ...] = ()
+    notes: tuple[str, ...] = ()
+    witnessed: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return Corrupt.exit_code if self.problems else 0
+
+
+class LedgerProof(Response):
+    """A proof as text."""
+
+    kind: str
+    """inclusion or consistency."""
+    size: int
+    proof: str
+
+
+class ExportedLedger(Response):
+    folder: Path
+    entries: int
+    proofs: int
+
+
+class Cosigned(Response):
+    """Checkpoint that this home has witnessed, or one of its own that it keeps."""
+
+    origin: str
+    size: int
+    checkpoint: str
+    key: str = ""
+    """Public key of this witness."""
+    before: int = Field(0)
+    """Entries that it had cosigned before."""
+    out: Path | None = None
+    kept: bool = False
+
+
+class RotatedKey(Response):
+    seq: int
+    key: str
+
+
+def open_ledger(context: Context) -> Ledger:
+    return Ledger.at_home(context.settings.home)
+
+
+def build_entry(head: Head, seq: int) -> LedgerEntry:
+    return LedgerEntry(seq=seq, leaf=head.tiles.hash_at(0, seq).hex(), entry=head.entry(seq))
+
+
+def list_entries(request: requests.LedgerLogInput, context: Context) -> LedgerEntries:
+    """Return the newest entries. Raises `NotFound` for a home without a ledger, `Corrupt`."""
+    ledger, tenant = open_ledger(context), context.caller.tenant or request.tenant
+    head = ledger.synced()
+    numbers = ledger.index.select(
+        limit=request.limit + 1, before=request.before, kind=request.kind, run=request.run, tenant=tenant
+    )
+    entries = tuple(build_entry(head, seq) for seq in numbers[: request.limit])
+    return LedgerEntries(entries=entries, size=head.size, more=len(numbers) > request.limit)
+
+
+def find_entry(word: str, ledger: Ledger, context: Context) -> tuple[Head, int]:
+    """Return the number of the entry that a word names: of a run, its last training, else its last step."""
+    head, tenant = ledger.synced(), context.caller.tenant
+    matches: list[int] = []
+    if re.fullmatch(r"\d{1,9}", word) and int(word) < head.size:
+        matches = [int(word)]
+    elif len(word) >= SHORTEST:
+        every = ledger.index.select(limit=head.size, tenant=tenant or None)
+        rows = {seq: head.entry(seq) for seq in every}
+        named = [seq for seq, row in rows.items() if str(row["key"]).startswith(word)]
+        of_run = [
+            seq for seq, row in rows.items() if any(str(row.get(name, "")).startswith(word) for name in ("run", "job"))
+        ]
+        trainings = [seq for seq in of_run if rows[seq]["kind"] == "trained"]
+        matches = named[:1] or trainings[:1] or of_run[:1]
+    if not matches or (tenant and head.entry(matches[0]).get("tenant") != tenant):
+        raise NotFound(
+            f"The ledger has no entry {word!r}.",
+            why=f"It has {head.size} entries, from 0 to {head.size - 1}.",
+            do="Copy a number from `trainyard ledger log`, or name a run or a job.",
+        )
+    return head, matches[0]
+
+
+def show_entry(request: requests.LedgerShowInput, context: Context) -> LedgerEntry:
+    """Return one entry. Raises `NotFound`."""
+    return build_entry(*find_entry(request.entry, open_ledger(context), context))
+
+
+def verify(request: requests.LedgerVerifyInput, context: Context) -> LedgerCheck:
+    """Check the whole ledger. Raises `NotFound` for a home without one, `InvalidInput` for a key that is none."""
+    ledger = open_ledger(context)
+    result = verify_ledger(ledger, parse_vkey(request.key) if request.key else None)
+    for vkey in request.witness:
+        key = parse_vkey(vkey)
+        notes = [parse_note(data) for data in read_cosigned(ledger)]
+        if not any(note.is_signed_by(key) for note in notes):
+            result.add("cosigned", f"The witness {key.name} has cosigned no checkpoint that is kept here.")
+    faults = tuple(LedgerFault(**asdict(problem)) for problem in result.problems)
+    return LedgerCheck(
+        origin=result.origin, size=result.size, root=result.root, key=result.key, problems=faults,
+        notes=tuple(result.notes), witnessed=tuple(result.witnessed),
+    )  # fmt: skip
+
+
+def read_cosigned(ledger: Ledger) -> list[bytes]:
+    folder = ledger.folder / "cosigned"
+    return [path.read_bytes() for path in sorted(folder.glob("*"))] if folder.is_dir() else []
+
+
+def prove(request: requests.LedgerProveInput, context: Context) -> LedgerProof:
+    """Return a C2SP proof of inclusion, or the hashes of a proof of consistency. Raises `NotFound`."""
+    head, seq = find_entry(request.entry, open_ledger(context), context)
+    if request.since is not None:
+        return prove_growth(head, request.since)
+    return LedgerProof(kind="inclusion", size=head.size, proof=format_inclusion(head, seq))
+
+
+def format_inclusion(head: Head, seq: int) -> str:
+    """Return the proof of an entry in the form of c2sp.org/tlog-proof, which contains the checkpoint."""
+    hashes = prove_inclusion(seq, head.size, head.tiles.subtree)
+    lines = [PROOF_HEADER, f"index {seq}", *(base64.b64encode(value).decode() for value in hashes)]
+    return "\n".join(lines) + "\n\n" + read_checkpoint(head)
+
+
+def read_checkpoint(head: Head) -> str:
+    return (head.tiles.folder / CHECKPOINT).read_text(encoding="utf-8")
+
+
+def prove_growth(head: Head, since: int) -> LedgerProof:
+    if since > head.size:
+        raise InvalidInput(
+            f"The log has {head.size} entries, fewer than {since}.", do="Give a number of entries that it has had."
+        )
+    hashes = prove_consistency(since, head.size, head.tiles.subtree)
+    earlier = base64.b64encode(range_root(0, since, head.tiles.subtree)).decode()
+    lines = [f"consistency {since} {head.size}", f"root {earlier}", *(base64.b64encode(h).decode() for h in hashes)]
+    return LedgerProof(kind="consistency", size=head.size, proof="\n".join(lines) + "\n\n" + read_checkpoint(head))
+
+
+def export(request: requests.LedgerExportInput, context: Context) -> ExportedLedger:
+    """Write a bundle that is checked without Trainyard. Raises `Conflict` (`E-FILE-EXISTS`), `Corrupt`, `NotFound`."""
+    ledger, target = open_ledger(context), request.target.expanduser().absolute()
+    if target.exists():
+        raise Conflict(
+            f"{target} exists already.", do="Name a folder that is not there; nothing is overwritten.",
+            code="E-FILE-EXISTS",
+        )  # fmt: skip
+    result = verify_ledger(ledger)
+    if result.problems:
+        problem = result.problems[0]
+        raise Corrupt(
+            f"The ledger is not exported: {problem.problem} ({problem.file})", do="Run `trainyard ledger verify`."
+        )
+    head = ledger.head()
+    proofs = {
+        seq: format_inclusion(head, seq) for word in request.entries for _, seq in [find_entry(word, ledger, context)]
+    }
+
+    def write(folder: Path) -> None:
+        for path in [CHECKPOINT, *(name for name in list_tile_files(DISK, ledger.folder))]:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes((ledger.folder / path).read_bytes())
+        (folder / CHECKPOINT).write_text(read_checkpoint(head), encoding="utf-8")
+        (folder / "key").write_text(f"{result.key}\n", encoding="utf-8")
+        (folder / "verify_ledger.py").write_bytes(Path(script.__file__).read_bytes())
+        for seq, proof in proofs.items():
+            (folder / f"entry-{seq}.tlog-proof").write_text(proof, encoding="utf-8")
+
+    write_folder(target, write, facts=None)
+    return ExportedLedger(folder=target, entries=head.size, proofs=len(proofs))
+
+
+# Witnesses
+
+
+def witness(request: requests.LedgerWitnessInput, context: Context) -> Cosigned:
+    """Cosign the checkpoint of another machine's ledger, or keep a cosigned checkpoint of this home's.
+
+    Raises `NotFound`, `Corrupt` (`E-CORRUPT`) where the log does not begin with the one that was cosigned before.
+    """
+    source = request.source.expanduser().absolute()
+    if source.is_file():
+        return keep_cosigned(source, context)
+    other = Ledger(source, source / "no-key")
+    head = other.head()
+    result = verify_ledger(other)
+    if result.problems:
+        raise Corrupt(
+            f"The ledger in {source} is not cosigned: {result.problems[0].problem}",
+            do="Ask its owner for a whole copy.",
+        )
+    origin = head.checkpoint.origin
+    state = context.settings.home / "access" / "witnessed" / f"{secrets_name(origin)}.checkpoint"
+    make_folders(DISK, state.parent)
+    with translate_os_errors("The witness's state was not written"), DISK.locked(state.with_suffix(".lock")):
+        before = parse_checkpoint(parse_note(state.read_bytes()).text) if state.is_file() else None
+        if before is not None:
+            require_growth(before.size, before.root, head)
+        key = witness_key(context)
+        time_s = int(other.now())
+        cosigned = read_checkpoint(head) + key.signature_line(head.checkpoint.text, time_s)
+        write_whole(DISK, state, cosigned.encode())
+    if request.out is not None:
+        create_whole(DISK, request.out.expanduser().absolute(), cosigned.encode())
+    return Cosigned(
+        origin=origin, size=head.size, checkpoint=cosigned, key=key.public.vkey,
+        before=before.size if before else 0, out=request.out,
+    )  # fmt: skip
+
+
+def secrets_name(origin: str) -> str:
+    return base64.urlsafe_b64encode(origin.encode()).decode().rstrip("=")[:200]
+
+
+def require_growth(size: int, root: bytes, head: Head) -> None:
+    """Raise `Corrupt` unless the log begins with the tree of an earlier checkpoint, by a proof of consistency."""
+    if size <= head.size:
+        proof = prove_consistency(size, head.size, head.tiles.subtree)
+        if verify_consistency(size, head.size, root, head.checkpoint.root, proof):
+            return
+    raise Corrupt(
+        f"The log has {head.size} entries that do not begin with the {size} which this witness has cosigned.",
+        why="It was cut, put back to an earlier state, or written anew.",
+        do="Keep both copies; ask the owner of the log which backup it was restored from.",
+    )
+
+
+def witness_key(context: Context) -> SigningKey:
+    """Return the key by which this home witnesses other ledgers; made at its first use."""
+    path = context.settings.home / "access" / "witness.key"
+    if not path.is_file():
+        write_key(
+            DISK, path, SigningKey(f"trainyard.local/witness-{secrets.token_hex(8)}", os.urandom(32), COSIGNATURE)
+        )
+    name, _, encoded = path.read_text(encoding="utf-8").strip().removeprefix(KEY_PREFIX).split("+", 2)
+    return SigningKey(name, base64.b64decode(encoded)[1:], COSIGNATURE)
+
+
+def keep_cosigned(source: Path, context: Context) -> Cosigned:
+    """Keep a cosigned checkpoint of this home's ledger, after a check that it is the beginning of it."""
+    ledger = open_ledger(context)
+    head, data = ledger.head(), source.read_bytes()
+    note = parse_note(data)
+    checkpoint = parse_checkpoint(note.text)
+    if checkpoint.origin != head.checkpoint.origin or len(note.signatures) < 2:
+        raise InvalidInput(
+            f"{source.name} is no cosigned checkpoint of this home's ledger.",
+            why=f"Its origin is {checkpoint.origin}; it has {len(note.signatures)} signatures.",
+            do="Run `trainyard ledger witness FOLDER --out FILE` on the witness, and bring its file here.",
+        )
+    require_growth(checkpoint.size, checkpoint.root, head)
+    folder = ledger.folder / "cosigned"
+    make_folders(DISK, folder)
+    signer = base64.urlsafe_b64encode(note.signatures[-1][1]).decode().rstrip("=")
+    write_whole(DISK, folder / f"{checkpoint.size:09d}-{signer}", data)
+    return Cosigned(origin=checkpoint.origin, size=checkpoint.size, checkpoint=data.decode(), kept=True)
+
+
+def rotate(request: requests.LedgerRotateInput, context: Context) -> RotatedKey:
+    """Replace the key of this home's ledger. Raises `NotFound` without a ledger, `Corrupt`."""
+    ledger = open_ledger(context)
+    receipt = ledger.rotate(request.because)
+    key = ledger.private_key()
+    assert key is not None
+    return RotatedKey(seq=receipt.seq, key=key.public.vkey)

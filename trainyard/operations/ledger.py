@@ -1,0 +1,191 @@
+"""The ledger: list, show, verify, prove, export, cosign. Requests, texts and rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from trainyard.operations.artifacts import format_time
+from trainyard.operations.base import Request, Tenant
+from trainyard.operations.fields import Argument, Option
+from trainyard.operations.table import Operation, Scope
+from trainyard.operations.tables import format_table
+
+if TYPE_CHECKING:
+    from trainyard.app.ledger import (
+        Cosigned,
+        ExportedLedger,
+        LedgerCheck,
+        LedgerEntries,
+        LedgerEntry,
+        LedgerProof,
+        RotatedKey,
+    )
+
+ENTRY = "Number of an entry, or enough of the beginning of its key, of its run or of its job."
+Vkey = Annotated[str | None, Option("--key")]
+KEY = "Public key that you trust, as `ledger verify` printed it earlier; default: that of this home."
+
+
+class LedgerLogInput(Request):
+    kind: str | None = Field(None, max_length=40, description="Only entries of this kind, such as trained.")
+    run: Annotated[str | None, Option(completes="run")] = Field(
+        None, max_length=200, description="Only entries of this run: its id, or enough of the beginning."
+    )
+    tenant: Tenant = Field(None, description="Only this tenant's.")
+    limit: int = Field(20, ge=1, le=1000, description="Maximum number of entries, newest first.")
+    before: int | None = Field(None, ge=0, description="Only entries with a lower number.")
+
+
+class LedgerShowInput(Request):
+    entry: Annotated[str, Argument("ENTRY")] = Field(min_length=1, max_length=200, description=ENTRY)
+
+
+class LedgerVerifyInput(Request):
+    key: Vkey = Field(None, max_length=500, description=KEY)
+    witness: Annotated[tuple[str, ...], Option("--witness")] = Field(
+        (), description="Public keys of witnesses, each of which has to have cosigned a checkpoint of this log."
+    )
+
+
+class LedgerProveInput(Request):
+    entry: Annotated[str, Argument("ENTRY")] = Field(min_length=1, max_length=200, description=ENTRY)
+    since: int | None = Field(
+        None, ge=1, description="Prove instead that the log of so many entries is the beginning of this one."
+    )
+
+
+class LedgerExportInput(Request):
+    target: Annotated[Path, Argument("TARGET")] = Field(description="Folder to write; it must not exist.")
+    entries: Annotated[tuple[str, ...], Option("--entry")] = Field(
+        (), description="Entries of which the bundle contains a proof each; the log itself is always whole."
+    )
+
+
+class LedgerWitnessInput(Request):
+    source: Annotated[Path, Argument("LOG|FILE", is_file=True)] = Field(
+        description="Folder of another machine's ledger, or a cosigned checkpoint of this one to keep."
+    )
+    out: Annotated[Path | None, Option(local=True)] = Field(
+        None, description="File for the cosigned checkpoint; default: print it."
+    )
+
+
+class LedgerRotateInput(Request):
+    because: str = Field(min_length=1, max_length=500, description="Why the key is replaced; it is in the entry.")
+
+
+def format_kind(entry: LedgerEntry) -> str:
+    return f"{entry.entry['kind']}{' (reused)' if entry.entry.get('reused') else ''}"
+
+
+def ledger_log_text(result: LedgerEntries) -> str:
+    """Return a line for each entry."""
+    if not result.entries:
+        return "no entries"
+    rows = [
+        (
+            str(item.seq),
+            format_time(float(item.entry["time"])),
+            format_kind(item),
+            str(item.entry.get("run", ""))[:8],
+            str(item.entry.get("node", "")),
+            str(item.entry.get("tenant", "")),
+            str(item.entry.get("theme", "")),
+        )
+        for item in result.entries
+    ]
+    more = f"\nmore: --before {result.entries[-1].seq}" if result.more else ""
+    return format_table(rows, ("entry", "time (UTC)", "kind", "run", "node", "tenant", "theme")) + more
+
+
+def ledger_entry_text(result: LedgerEntry) -> str:
+    """Return each field on a line of its own."""
+    rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in result.entry.items()]
+    return format_table([("leaf", result.leaf), *rows], ("field", "value"))
+
+
+def ledger_check_text(result: LedgerCheck) -> str:
+    head = f"{result.size:,} entries, root {result.root}\norigin {result.origin}\nkey    {result.key}"
+    lines = [head, *(f"witnessed: {line}" for line in result.witnessed), *(f"note: {line}" for line in result.notes)]
+    if not result.problems:
+        return "\n".join([*lines, TAMPER_EVIDENT])
+    lines.append(f"{len(result.problems)} problems: this ledger was changed, cut or damaged")
+    for item in result.problems:
+        entry = f"entry {item.entry}: " if item.entry is not None else ""
+        lines.append(f"- {entry}{item.problem} ({item.file})")
+    return "\n".join(lines)
+
+
+TAMPER_EVIDENT = (
+    "Nothing was changed since it was signed. This is tamper-evident, not tamper-proof: who has this home's key and\n"
+    "its disk can write another log. Keep this root elsewhere, or have a witness cosign it."
+)
+
+
+def ledger_proof_text(result: LedgerProof) -> str:
+    return result.proof.rstrip("\n")
+
+
+def exported_text(result: ExportedLedger) -> str:
+    proofs = f" with {result.proofs} proofs" if result.proofs else ""
+    return f"{result.entries:,} entries{proofs} in {result.folder}\ncheck them: python {result.folder}/verify_ledger.py"
+
+
+def cosigned_text(result: Cosigned) -> str:
+    if result.kept:
+        return f"kept: {result.size:,} entries of this ledger are witnessed"
+    checked = f"consistent with the {result.before:,} seen before" if result.before else "seen for the first time"
+    head = f"{result.origin}: {result.size:,} entries, {checked}\nkey of this witness: {result.key}"
+    return head if result.out else f"{head}\n\n{result.checkpoint}".rstrip("\n")
+
+
+def rotated_text(result: RotatedKey) -> str:
+    return f"entry {result.seq}: the ledger is signed by {result.key} from here on"
+
+
+READ, RUN, ADMIN = Scope
+
+ROWS: dict[str, Operation] = {
+    "ledger log": Operation(
+        "The entries of the ledger, newest first: what was read, trained, evaluated and deployed.",
+        request=LedgerLogInput, run="app.ledger:list_entries", text=ledger_log_text, scope=READ,
+        route="GET /api/v1/ledger", tenants=True,
+    ),
+    "ledger show": Operation(
+        "One entry of the ledger: a training with device, price, model, data digests and cost.",
+        request=LedgerShowInput, run="app.ledger:show_entry", text=ledger_entry_text, scope=READ,
+        route="GET /api/v1/ledger/entries/{entry}", tenants=True,
+    ),
+    "ledger verify": Operation(
+        "Check every entry, tile and signature of the ledger, and name what was changed.",
+        request=LedgerVerifyInput, run="app.ledger:verify", text=ledger_check_text, scope=ADMIN,
+        route="GET /api/v1/ledger/verify",
+    ),
+    "ledger prove": Operation(
+        "A proof that an entry is in the log, or that an earlier log is its beginning.",
+        request=LedgerProveInput, run="app.ledger:prove", text=ledger_proof_text, scope=READ,
+        example="trainyard ledger prove 12 > adapter.tlog-proof",
+        route="GET /api/v1/ledger/entries/{entry}/proof", tenants=True,
+    ),
+    "ledger export": Operation(
+        "Write the ledger with its public key and a script that checks it without Trainyard.",
+        request=LedgerExportInput, run="app.ledger:export", text=exported_text, scope=ADMIN,
+        local="It writes a folder anywhere on this machine.",
+    ),
+    "ledger witness": Operation(
+        "Cosign another machine's ledger if it only grew, or keep a witness's checkpoint of this one.",
+        request=LedgerWitnessInput, run="app.ledger:witness", text=cosigned_text, scope=ADMIN,
+        local="It reads a folder anywhere on this machine.",
+    ),
+    "ledger rotate": Operation(
+        "Replace the ledger's key, which may be lost; an entry records it.",
+        request=LedgerRotateInput, run="app.ledger:rotate", text=rotated_text, scope=ADMIN,
+        example="trainyard ledger rotate --because 'the disk with the key broke'",
+        local="It writes a secret on this machine.",
+    ),
+}  # fmt: skip
+"""Name -> row, in the order of the help."""
