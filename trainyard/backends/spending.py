@@ -111,8 +111,6 @@ class SpendingMeter:
     now: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
     started: float = 0.0
-    last: float = 0.0
-    written: float = 0.0
     read_power: Callable[[], MonitorReading | None] = read_nvidia
     has_power: bool = True
     joules: float | None = None
@@ -124,6 +122,7 @@ class SpendingMeter:
 
     def __post_init__(self) -> None:
         self.started = self.last = self.clock()
+        self.written = 0.0
         self.store = SpendingStore(self.settings.spending)
         self.run = self.job.run or self.job.work_name
         node = self.job.node or "training"

@@ -61,9 +61,9 @@ async def work_remotely(rental: Rental, renter: Renter, context: Context) -> Non
 
 async def wait_for_address(rental: Rental, renter: Renter) -> Rental:
     """Return the rental once its machine has an address. Raises `Unavailable` (`E-RENT`)."""
-    begun = rental.age_s
+    start_age = rental.age_s
     while rental.is_open and not rental.ssh:
-        if rental.age_s - begun > REACHABLE_S:
+        if rental.age_s - start_age > REACHABLE_S:
             break
         await asyncio.sleep(min(renter.poll_s, 10.0))
         rental = await asyncio.to_thread(renter.check, rental)

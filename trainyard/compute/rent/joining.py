@@ -57,13 +57,13 @@ async def connect(login: Login) -> AsyncIterator[SSHClientConnection]:
     except ImportError as error:
         raise Unavailable("The SSH client is not installed.", do="`pip install 'trainyard[rent]'`.",
                           code="E-SSH") from error  # fmt: skip
-    known = None
+    known_hosts = None
     if login.host_key:
-        known = asyncssh.import_known_hosts(f"[{login.host}]:{login.port} {login.host_key}\n")
+        known_hosts = asyncssh.import_known_hosts(f"[{login.host}]:{login.port} {login.host_key}\n")
     try:
         connection = await asyncio.wait_for(
             asyncssh.connect(
-                login.host, login.port, username=login.user, client_keys=[str(login.key_file)], known_hosts=known,
+                login.host, login.port, username=login.user, client_keys=[str(login.key_file)], known_hosts=known_hosts,
                 agent_path=None, config=None, keepalive_interval=15,
             ), CONNECT_S,
         )  # fmt: skip
@@ -86,10 +86,10 @@ async def set_deadline(connection: SSHClientConnection, seconds: float, shutdown
     """Let the machine shut itself down after a time, whatever becomes of this one. Raises `Unavailable` (`E-SSH`)."""
     inner = shlex.quote(f"sleep {max(1, round(seconds))}; {shutdown}")
     command = f"(setsid nohup sh -c {inner} >/dev/null 2>&1 </dev/null &) && echo set"
-    done = await connection.run(command, timeout=CONNECT_S)
-    if str(done.stdout).strip() != "set":
+    result = await connection.run(command, timeout=CONNECT_S)
+    if str(result.stdout).strip() != "set":
         raise Unavailable(
-            f"The deadline of the machine was not set: {str(done.stderr).strip()[:200]}",
+            f"The deadline of the machine was not set: {str(result.stderr).strip()[:200]}",
             do="Rent another machine; this one is released.", code="E-SSH",
         )  # fmt: skip
 

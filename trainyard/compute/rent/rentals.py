@@ -71,9 +71,9 @@ class OfferQuery(Frozen):
 
     def accepts(self, offer: Offer) -> bool:
         """Return whether an offer has the GPUs at this price."""
-        wanted, name = normalize_gpu(self.gpu), normalize_gpu(offer.gpu)
+        part, name = normalize_gpu(self.gpu), normalize_gpu(offer.gpu)
         return (
-            (not wanted or wanted in name)
+            (not part or part in name)
             and offer.gpus == self.gpus
             and offer.gpu_memory_gb >= self.gpu_memory_gb
             and (self.max_price is None or offer.usd_per_hour <= self.max_price)

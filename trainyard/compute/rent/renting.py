@@ -103,12 +103,12 @@ class Renter:
             )  # fmt: skip
         offers = self.service.list_offers(query.model_copy(update={"max_price": None}))
         fitting = [offer for offer in offers if offer.usd_per_hour <= limits.max_price]
-        wanted = f"{query.gpus} × {query.gpu or 'any GPU'}"
+        size = f"{query.gpus} × {query.gpu or 'any GPU'}"
         if not fitting:
             cheapest = min((offer.usd_per_hour for offer in offers), default=None)
             why = "None is in stock." if cheapest is None else f"The cheapest costs {format_usd(cheapest)} an hour."
             raise NotFound(
-                f"No offer has {wanted} for at most {format_usd(limits.max_price)} an hour.", why=why,
+                f"No offer has {size} for at most {format_usd(limits.max_price)} an hour.", why=why,
                 do="Raise max_price, or ask for another GPU: `trainyard gpus offers` lists them.", code="E-OFFERS",
             )  # fmt: skip
         offer = min(fitting, key=lambda offer: (offer.cost(hours), offer.instance))
@@ -125,14 +125,14 @@ class Renter:
             pod = self.service.create_pod(rental.name, rental.offer, rental.limits.max_price)
         except ReplyLost as error:
             self.say(f"{error.what} Looking for {rental.name}.")
-            found = self.look_for(rental.name)
-            if found is None:
+            listed_pod = self.look_for(rental.name)
+            if listed_pod is None:
                 raise ReplyLost(
                     f"Whether {rental.name} was rented is not known: {error.what}",
                     why="It is not ordered a second time.",
                     do="`trainyard gpus ps` looks again, and releases the machine if it appears.",
                 ) from error
-            return found
+            return listed_pod
         return pod
 
     def look_for(self, name: str) -> Pod | None:
