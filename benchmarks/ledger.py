@@ -6,7 +6,7 @@
   swapped with the next one and cut; each file is deleted, emptied and exchanged with another. All are noticed, and a
   changed entry is named.
 - kills: three processes append and are killed at random moments, 500 times. What a writer was told is in the log.
-- speed: entries a second of sixteen threads that share commits, against bare `fsync`s of the same bytes on the same
+- speed: entries a second of 128 threads that share commits, against bare `fsync`s of the same bytes on the same
   disk; and the milliseconds of one append, which are the share of a chain's wall time.
 """
 
@@ -30,7 +30,7 @@ from trainyard.stores.ledger.tiles import pack_entries, unpack_entries
 
 ENTRIES, KILLS, WRITERS = 200, size(500, 6), 3
 FLIP_EVERY = size(1, 97)
-THREADS, APPENDS = 16, size(640, 32)
+THREADS, APPENDS = 128, size(2560, 128)
 CHAIN_S, APPENDS_OF_CHAIN = 5.0, 2
 """A chain of two nodes with the smallest training of the tests, and its appends."""
 TEXT = "x" * 600

@@ -53,7 +53,7 @@ def slot(context: NodeContext) -> Iterator[None]:
     """One device, one for each process of a distributed training, or none where a service computes; an identical
     training elsewhere is waited for."""
     settings, run, config = context.settings, context.run.run_id, context.config(TrainerConfig)
-    count = 0 if config.backend.facts.remote else config.launch.processes
+    count = 0 if config.backend.facts.remote else config.launch.local_processes
     turn = turn_lock(turn_folder(build_job(context), settings))
     with device_slots(
         settings, count, run=run, turn=turn, read_state=context.desired_state, on_wait=context.note_wait

@@ -1,4 +1,16 @@
+from trainyard.app.training_manager import InstructDataset as InstructDataset
+from trainyard.app.training_manager import PreferenceDataset as PreferenceDataset
+from trainyard.app.training_manager import TrainingManager as TrainingManager
+from trainyard.backends.cloud.direct import FineTuneProviderFactory as FineTuneProviderFactory
 from trainyard.errors import TrainyardError as TrainyardError
+from trainyard.spec.programs import AdapterMethod as AdapterMethod
+from trainyard.spec.programs import AlignmentMethod as AlignmentMethod
+from trainyard.spec.programs import CloudFineTuneConfig as CloudFineTuneConfig
+from trainyard.spec.programs import ComputeDevice as ComputeDevice
+from trainyard.spec.programs import LocalTrainingConfig as LocalTrainingConfig
+from trainyard.spec.programs import LoraConfig as LoraConfig
+from trainyard.spec.programs import LrScheduler as LrScheduler
+from trainyard.spec.programs import TrainingHyperparams as TrainingHyperparams
 from trainyard.surfaces.sdk.asynchronous import aio as aio
 from trainyard.surfaces.sdk.asynchronous import connect_async as connect_async
 from trainyard.surfaces.sdk.chains import AiGenerator as AiGenerator

@@ -12,6 +12,7 @@ from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.stores.ledger.log import Ledger
 
 pytestmark = [pytest.mark.usefixtures("prefect"), pytest.mark.integration]
+CANARY = "sk-canary-0123456789abcdef"
 NINE = (
     "date_time", "gpu_used", "gpu_provider", "gpu_price_per_hour", "model_trained", "model_parameters",
     "theme_of_training", "time_training_s", "sender_address",
@@ -21,7 +22,8 @@ NINE = (
 def test_a_job_leaves_an_entry_with_its_nine_fields(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRAINYARD_GPU_USD_PER_HOUR", "2.5")
+    monkeypatch.setenv("TRAINYARD_PRICE_PER_HOUR", "2.5")
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     fill_working_folder(tmp_path, tiny_model, monkeypatch, {"data.jsonl": twice(30)})
     job = JobSpec.model_validate(
         {
@@ -39,10 +41,12 @@ def test_a_job_leaves_an_entry_with_its_nine_fields(
     entry = entries[-1]
     assert set(NINE) <= entry.keys()
     assert (entry["theme_of_training"], entry["tags"]) == ("arithmetic", ["demo"])
-    assert entry["cost"]["amount"] == round(2.5 * entry["time_training_s"] / 3600, 6)
+    assert float(entry["cost"]["amount"]) == pytest.approx(2.5 * entry["time_training_s"] / 3600, abs=0.006)
     assert entry["run"] == result.run_id
     assert entry["parents"] == [entries[1]["key"]]
     assert entry["data"][0]["sha256"] == entries[1]["outputs"]["sft"]["sha256"]
     assert entry["outputs"]["adapter"]["sha256"] == result.node("trainer").outputs["adapter"].sha256
     assert entry["sender_address"].startswith("ed25519:")
     assert entry["flops"] > 0
+    written = b"".join(path.read_bytes() for path in ledger.folder.rglob("*") if path.is_file())
+    assert not [text for text in (b"Twice", b"twice", CANARY.encode(), str(tmp_path).encode()) if text in written]

@@ -94,7 +94,7 @@ def memory_errors_in_words() -> Iterator[None]:
 def fix_threads_and_seed(job: TrainingJob) -> None:
     """Fix the thread count of this process and every generator, before anything draws a random number."""
     torch = import_package("torch")
-    torch.set_num_threads(max(1, job.threads // job.config.launch.processes))
+    torch.set_num_threads(max(1, job.threads // job.config.launch.local_processes))
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     import_package("transformers").set_seed(job.config.hyperparameters.seed)

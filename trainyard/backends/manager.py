@@ -38,6 +38,7 @@ from trainyard.compute.events import Event, read_events
 from trainyard.compute.lease import Patience, claim_devices
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound, TrainyardError
+from trainyard.json_types import JsonMapping
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.states import JobState
@@ -46,6 +47,7 @@ from trainyard.stores.artifacts import Produced
 from trainyard.stores.jobs import JobRecord, JobStore, SubmittingProcess, new_job_id
 from trainyard.stores.metrics import Point, TrainingMetrics, TrainingProgress
 
+NO_FACTS: JsonMapping = {}
 WAITING = "waiting for the device"
 MARKER_ONLY = "no trainer installed"
 STOPS = {DesiredState.PAUSE: states.PAUSED, DesiredState.CANCEL: states.CANCELED}
@@ -250,10 +252,10 @@ class TrainingManager:
         self.settings, self.store = settings, JobStore(settings.home / "jobs")
         self.backends = {name: LocalBackend(name, settings, options) for name in BackendName}
 
-    def submit_local(self, job: TrainingJob, *, name: str = "") -> str:
+    def submit_local(self, job: TrainingJob, *, name: str = "", facts: JsonMapping = NO_FACTS) -> str:
         """Record a job and start it on this machine as soon as the device is free. Returns its id at once.
 
-        Raises what `LocalBackend.submit` raises; nothing is recorded then.
+        `facts` stay in its record. Raises what `LocalBackend.submit` raises; nothing is recorded then.
         """
         config = job.config
         record = JobRecord(
@@ -267,6 +269,7 @@ class TrainingManager:
             tenant=self.settings.tenant,
             process=SubmittingProcess(pid=os.getpid(), started=psutil.Process().create_time()),
             created=time.time(),
+            facts=dict(facts),
         )
         backend, folder = self.backends[config.backend], self.store.folder / record.id
         backend.submit(job, folder, lambda running: self.write_record(record, running))
@@ -277,7 +280,7 @@ class TrainingManager:
         record = record.model_copy(update={"state": running.status.state, "detail": running.status.reason})
         if running.produced is not None:
             result = str(running.folder / running.job.output.value)
-            record = record.model_copy(update={"result": result, "facts": running.produced.facts})
+            record = record.model_copy(update={"result": result, "facts": {**record.facts, **running.produced.facts}})
         self.store.put(record)
 
     def status(self, job_id: str) -> states.JobStatus:

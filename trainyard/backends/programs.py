@@ -21,6 +21,7 @@ from pathlib import Path
 
 from trainyard.backends import environments
 from trainyard.backends.base import Probe
+from trainyard.backends.hosts import Place, find_place, require_hosts
 from trainyard.backends.job import TrainingJob, mirror_address
 from trainyard.compute.gpus import HIDING_VARIABLE, visible_devices
 from trainyard.compute.rank_process import RANKS_FOLDER
@@ -30,6 +31,7 @@ from trainyard.settings import Settings, settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.strategies import DilocoEngine, Strategy
 from trainyard.spec.compat.backends import backend_reasons
+from trainyard.spec.training import LaunchSettings
 
 RANK_PROGRAM = "trainyard.compute.rank_process"
 RENDEZVOUS = "launcher"
@@ -44,9 +46,15 @@ def command(job: TrainingJob, target: str, folder: Path) -> list[str]:
     launch = job.config.launch
     if launch.strategy is Strategy.SINGLE:
         return [sys.executable, "-P", "-m", "trainyard.compute.launch", target, str(folder)]
-    launcher = LAUNCHERS["torchrun" if launch.launcher == "auto" else launch.launcher]
-    argv = launcher(sys.executable, launch.processes, [RANK_PROGRAM, target, str(folder)], folder / RANKS_FOLDER)
+    program = [RANK_PROGRAM, target, str(folder)]
     supervisor = [sys.executable, "-P", "-m", "trainyard.compute.launcher_supervisor"]
+    if launch.node_count > 1:
+        place = find_place(launch)
+        first = place.node_rank * launch.local_processes
+        argv = torchrun_hosts(sys.executable, launch, place, program)
+        return [*supervisor, str(folder), f"{launch.processes}:{first}", "--", *argv]
+    launcher = LAUNCHERS["torchrun" if launch.launcher == "auto" else launch.launcher]
+    argv = launcher(sys.executable, launch.processes, program, folder / RANKS_FOLDER)
     return [*supervisor, str(folder), str(launch.processes), "--", *argv]
 
 
@@ -56,6 +64,15 @@ def torchrun(python: str, processes: int, program: list[str], folder: Path) -> l
         python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={processes}",
         "--max-restarts=0", "--rdzv-backend=c10d", f"--rdzv-endpoint={folder / RENDEZVOUS}",
         "--rdzv-conf=store_type=file", f"--local-addr={LOOPBACK}", "-m", *program,
+    ]  # fmt: skip
+
+
+def torchrun_hosts(python: str, launch: LaunchSettings, place: Place, program: list[str]) -> list[str]:
+    """torchrun on one of several hosts, which meet at a port of the first one."""
+    return [
+        python, "-m", "torch.distributed.run", f"--nnodes={launch.node_count}", f"--node-rank={place.node_rank}",
+        f"--nproc-per-node={launch.local_processes}", "--max-restarts=0", "--rdzv-backend=static",
+        f"--master-addr={place.host}", f"--master-port={place.port}", "-m", *program,
     ]  # fmt: skip
 
 
@@ -83,7 +100,7 @@ DeepSpeed's own launcher belongs to the backend `deepspeed`, which brings its en
 
 def distributed_variables(job: TrainingJob) -> dict[str, str]:
     """Return the environment variables that only a distributed run needs."""
-    count = job.config.launch.processes
+    count = job.config.launch.local_processes
     threads = str(max(1, job.threads // count))
     return {
         "OMP_NUM_THREADS": threads,
@@ -121,7 +138,7 @@ def environment(job: TrainingJob) -> dict[str, str]:
     if job.config.launch.processes > 1:
         variables |= distributed_variables(job)
     # The visible devices of the job, in the notation of the variable that is set; any other choice is kept.
-    count = job.config.launch.processes
+    count = job.config.launch.local_processes
     numbers = job.devices if len(job.devices) >= count else range(count)
     if HIDING_VARIABLE not in os.environ:
         variables[HIDING_VARIABLE] = ",".join(map(str, numbers))
@@ -185,6 +202,11 @@ class OwnProgram(ExternalProgram):
             fix = "Run `make setup`, or install trainyard again."
             return Probe(False, why=f"Not installed: {', '.join(missing)}.", fix=fix)
         return Probe(True, version=importlib.metadata.version(self.distribution))
+
+    def prepare(self, job: TrainingJob, folder: Path) -> None:
+        """Refuse a host that does not resolve, before anything is started."""
+        if job.config.launch.node_count > 1:
+            require_hosts(job.config.launch)
 
     def command(self, job: TrainingJob, folder: Path) -> list[str]:
         """The launcher enters the contract first, so a stop during the slow imports is already understood."""

@@ -330,7 +330,7 @@ def run_probe(job: TrainingJob, folder: Path, settings: Settings, say: Callable[
     for device in device_numbers():
         if (other := holder(slot_lock(settings, device))) is not None:
             say(f"device {device} is in use by {other}; the measurement may wait for it")
-    with claim_devices(settings, job.config.launch.processes, run=job.run) as devices:
+    with claim_devices(settings, job.config.launch.local_processes, run=job.run) as devices:
         job = job.model_copy(update={"devices": devices})
         work, kills = work_folder(job, settings), kernel_kills()
         try:

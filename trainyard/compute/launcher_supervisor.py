@@ -38,12 +38,12 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events) -> None:
-    """Return when the launcher has ended; forward a stop request to rank 0."""
+def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events, first: int = LEADER) -> None:
+    """Return when the launcher has ended; forward a stop request to rank 0, or to the first rank of this host."""
     stop_sent, done_at = False, 0.0
     while not wait_for_end(process, POLL_S):
         notes = read_notes(folder)
-        leader = notes.get(LEADER, {})
+        leader = notes.get(first, {})
         if events.stop_requested() and not stop_sent:
             if not notes:
                 child.end_descendants()
@@ -58,10 +58,10 @@ def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events) 
                 child.end_descendants()
 
 
-def raise_for_exit(code: int, folder: Path, size: int, events: child.Events) -> None:
+def raise_for_exit(code: int, folder: Path, size: int, events: child.Events, first: int = LEADER) -> None:
     """Translate the launcher's exit. Raises `Stopped`, or the error of the process that failed first."""
     notes = read_notes(folder)
-    leader = notes.get(LEADER, {})
+    leader = notes.get(first, {})
     if leader.get("status") == "stopped":
         raise child.Stopped(leader["reason"], **leader["fields"])
     if leader.get("status") == "done":
@@ -100,15 +100,17 @@ def cause(notes: dict[int, JsonObject], folder: Path, size: int) -> TrainyardErr
 
 def main(arguments: list[str]) -> None:
     border = arguments.index("--")
-    folder, size, argv = Path(arguments[0]), int(arguments[1]), arguments[border + 1 :]
+    folder, argv = Path(arguments[0]), arguments[border + 1 :]
+    size, _, place = arguments[1].partition(":")
+    first = int(place or LEADER)
     with child.child_contract(folder) as events:
         shutil.rmtree(folder / RANKS_FOLDER, ignore_errors=True)
         (folder / RANKS_FOLDER).mkdir()
         os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
         process = start(argv, folder / child.LOG_FILE, reset_signals)
         events.emit("program", argv=argv, program_pid=process.pid)
-        watch(process, folder, events)
-        raise_for_exit(process.returncode, folder, size, events)
+        watch(process, folder, events, first)
+        raise_for_exit(process.returncode, folder, int(size), events, first)
 
 
 if __name__ == "__main__":

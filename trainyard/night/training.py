@@ -13,6 +13,7 @@ import orjson
 
 from trainyard.backends.base import probe, run_training
 from trainyard.backends.job import TrainingJob, prepare_job
+from trainyard.backends.ledger_entry import describe_training, read_training_record
 from trainyard.backends.oom import train_within_memory
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers, training_threads
@@ -30,6 +31,8 @@ from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig, Target
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
 from trainyard.stores.artifacts import Produced, Reference
+from trainyard.stores.ledger.log import run_key
+from trainyard.stores.ledger.recording import TRAINED, record_step
 from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import describe_files, write_json_durably
 
@@ -66,16 +69,36 @@ class LocalTrainer:
         if not done.is_file():
             order.work.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(order.work / "adapter", ignore_errors=True)
+            job, started = self.job(order), time.time()
             produced = train_within_memory(
-                self.job(order),
+                job,
                 order.work,
                 desired_state=keep_running(order),
                 on_event=ignore,
                 settings=self.settings,
                 train=self.bind_budget(order.budget_s),
             )
-            write_json_durably(done, add_version("trained", produced.facts))
+            problem = self.record(order, job, started)
+            facts = {**produced.facts, **({"ledger": problem} if problem else {})}
+            write_json_durably(done, add_version("trained", facts))
         return Trained(order.work / "adapter", read_versioned("trained", done.read_bytes(), done))
+
+    def record(self, order: TrainingRequest, job: TrainingJob, started: float) -> str:
+        """Record the training in the ledger; return why it could not be, empty when it is there."""
+        folder = order.work / job.output.value
+        record = read_training_record(folder)
+        return record_step(
+            self.settings.home,
+            TRAINED,
+            run_key("night", order.marker.tenant, order.marker.name, job.digest),
+            run=order.marker.name,
+            tenant=order.marker.tenant,
+            node="nightly",
+            outputs={job.output.value: {"sha256": files_digest(describe_files(folder))}},
+            **describe_training(
+                job, record, self.settings, started=started, seconds=time.time() - started, theme=order.marker.role
+            ),
+        )
 
     def bind_budget(self, budget_s: float) -> Callable[..., Produced]:
         """Return `run` with the remaining budget of the order, or the config's where that is shorter."""

@@ -41,6 +41,8 @@ from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.spec.roles import DEFAULT_ROLE
 from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import Produced, Reference, open_reference
+from trainyard.stores.ledger.log import run_key
+from trainyard.stores.ledger.recording import PROMOTED, PUBLISHED, record_step
 from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256, resolve_model, template_dirs
 from trainyard.stores.whole import write_json_durably
 
@@ -335,9 +337,25 @@ def register(
     )
     # A version of the same key may be there already.
     version = version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
+    record_version(version, settings, PUBLISHED, "registered")
     version = keep_card(version, registry, settings)
     upload_version(version, registry, settings)
     return version
+
+
+def record_version(version: AdapterVersion, settings: Settings, kind: str, action: str, times: int = 0) -> str:
+    """Record in the ledger that a version was registered or made live; return why it could not be, else empty."""
+    return record_step(
+        settings.home,
+        kind,
+        run_key(kind, version.name, version.sha256, action, times),
+        tenant=version.tenant,
+        version=version.name,
+        action=action,
+        outputs={version.kind: {"sha256": version.sha256}},
+        base_sha256=version.facts.get("base_sha256") or None,
+        evaluated=version.facts.get("evaluated"),
+    )
 
 
 def roll_out(
@@ -363,6 +381,10 @@ def roll_out(
     # The previous version no longer answers for anybody: one that is not dropped only costs memory.
     left = apply_to_sites("retire", sites)
     warnings = [f"The previous version is still loaded in {server}" for server in left]
+    if (settings := sites[-1].settings) is not None:
+        times = len(registry.live(version.tenant, version.role).history)
+        problem = record_version(version, settings, PROMOTED, sites[-1].action, times)
+        warnings += [problem] if problem else []
     if version.facts.get(RUN) is False:
         warnings.append(f"The adapter was never run on its base here: {version.facts.get(RUN_BECAUSE)}")
     return {

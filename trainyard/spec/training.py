@@ -164,6 +164,25 @@ class LaunchSettings(Strict):
         None, description="Islands that exchange their weights every so many steps, over slow links; none by default."
     )
 
+    hosts: tuple[Annotated[str, Field(min_length=1, max_length=253)], ...] = omit_default(
+        (), max_length=256, description="Hosts that train together; each is given the same job, the first one leads."
+    )
+    nodes: int = omit_default(1, ge=1, le=256, description="Hosts, where node_rank and rendezvous name them.")
+    node_rank: int | None = omit_default(None, ge=0, le=255, description="Number of this host; 0 leads.")
+    rendezvous: str | None = omit_default(
+        None, pattern=r"^[^\s:/]+:[0-9]{1,5}$", description="Address of the first host, HOST:PORT."
+    )
+
+    @property
+    def node_count(self) -> int:
+        """Return the hosts that train together."""
+        return len(self.hosts) or self.nodes
+
+    @property
+    def local_processes(self) -> int:
+        """Return the processes on one host."""
+        return max(1, self.processes // self.node_count)
+
     @model_validator(mode="before")
     @classmethod
     def with_islands(cls, value: Any) -> object:

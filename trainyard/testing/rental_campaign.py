@@ -94,10 +94,10 @@ def run_seed(seed: int, folder: Path) -> RentalOutcome:
             if "clock step" in faults and draw.random() < 0.2:
                 skew["s"] = draw.choice([-7200.0, -600.0, 600.0, 7200.0])
 
-        service.step = store.step = step  # type: ignore[assignment]
+        service.step = store.step = step
         renter = Renter(service, store, poll_s=POLL_S, now=lambda: double.now + skew["s"], sleep=pass_time)
         work(renter, limits, draw)
-        service.step = store.step = lambda: None  # type: ignore[assignment]
+        service.step = store.step = lambda: None
         double.faults.fail = lambda _method, _path: False
         for _ in range(int(limits.max_duration_s / POLL_S) + 60):  # another command, once a poll
             later = Renter(later_service, RentalStore(folder), poll_s=POLL_S,

@@ -118,8 +118,9 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
         if config.tokenizer:
             yield Dependency("tokenizer", "config.tokenizer", partial(model_digest, config.tokenizer, settings))
     if isinstance(config, TrainerConfig):
-        base = config.base_model or settings.default_base_model
-        yield Dependency("base", "config.base_model", partial(model_digest, base, settings))
+        if config.backend.facts.provider is None:  # which has its bases itself
+            base = config.base_model or settings.default_base_model
+            yield Dependency("base", "config.base_model", partial(model_digest, base, settings))
         if config.stage.teacher_model:
             teacher = config.stage.teacher_model
             yield Dependency("teacher", "config.stage.teacher", partial(model_digest, teacher, settings))

@@ -77,4 +77,4 @@ class CloudProgram(ExternalProgram):
         """Return the variables of a child: with the provider's own, and with the way to the Hub open."""
         names = (*self.provider.variables, *self.provider.optional)
         variables = {name: os.environ[name] for name in names if name in os.environ}
-        return {**super().environment(job), **variables}
+        return {**super().environment(job), "HF_HUB_OFFLINE": "0", **variables}

@@ -105,7 +105,8 @@ class Submission:
         if "job" in self.journal:
             return self.read(str(self.journal["job"]))
         for _ in range(MOST_CREATES):
-            if (job := self.find()) is not None:
+            # A request was sent whose reply nobody has noted: a list may not show its job yet.
+            if (job := self.reconcile() if self.journal.get("creating") else self.find()) is not None:
                 return self.adopt(job)
             self.require_not_stopped()
             self.note(creating=True)
@@ -114,10 +115,9 @@ class Submission:
                 job = self.provider.create(request, rows)
             except ProviderError as error:
                 if error.is_refusal:
+                    self.note(creating=False)
                     raise
                 self.emit("warning", text=f"The reply to the submission is lost: {error.what} Looking for the job.")
-                if (found := self.reconcile()) is not None:
-                    return self.adopt(found)
                 continue
             faultpoint("provider.created")
             return self.adopt(job)
@@ -128,7 +128,7 @@ class Submission:
         )
 
     def adopt(self, job: RemoteJob) -> RemoteJob:
-        self.note(job=job.id)
+        self.note(job=job.id, creating=False)
         self.emit("submitted", job=job.id, run_key=self.run_key, text=f"The provider's job is {job.id}.")
         return job
 

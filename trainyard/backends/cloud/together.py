@@ -131,6 +131,7 @@ def arguments(request: CloudRequest, rows: UploadedRows) -> dict[str, Any]:
         "lora_dropout": method_setting(request, "dropout"),
         "lora_trainable_modules": ",".join(targets) if isinstance(targets, tuple) else targets,
         "training_method": "dpo" if dpo else "sft",
+        "train_on_inputs": None if dpo else "auto",
         "dpo_beta": getattr(config.stage, "beta", None) if dpo and config is not None else None,
         "warmup_ratio": hyper.warmup_ratio if hyper is not None else None,
         "weight_decay": hyper.weight_decay if hyper is not None else None,

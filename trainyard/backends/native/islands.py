@@ -38,6 +38,7 @@ OWN_EVENTS = ("started", "done", "stopped", "failed")
 
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` on its islands, to the end of all of them."""
+    os.environ.setdefault("RUST_LOG", "warn")  # its servers log every heartbeat
     from torchft.coordination import LighthouseServer  # an extra
 
     job = frame.read_job(folder)
@@ -91,7 +92,7 @@ class Island(Thread):
             self.outcome = supervise(
                 argv,
                 self.folder,
-                env={**inherited, "GLOO_SOCKET_IFNAME": "lo", **self.variables},
+                env={**inherited, "GLOO_SOCKET_IFNAME": "lo", "RUST_LOG": "warn", **self.variables},
                 desired_state=self.read_desired_state,
                 on_event=self.hand_on,
                 poll_s=POLL_S,

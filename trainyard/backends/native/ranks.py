@@ -6,24 +6,35 @@ side of the session, and carry out its commands; they never see the data.
 
 from __future__ import annotations
 
+import importlib.metadata
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from trainyard.backends.frame import read_job
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native import assembly, program
 from trainyard.backends.native.assembly import RunPlan
+from trainyard.backends.results import RESULT_FOLDER
 from trainyard.backends.trl.distributed import join_ranks
 from trainyard.backends.trl.loading import pick_device
 from trainyard.compute.child import Events, Stopped
 from trainyard.compute.rank_process import RANKS_FOLDER
-from trainyard.errors import TrainyardError
+from trainyard.errors import InvalidInput, TrainyardError, from_fields
+from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Precision
+from trainyard.stores.whole import write_folder
 from trainyard.train.contracts import Head
 from trainyard.train.parallel.islands import divide_team
 from trainyard.train.parallel.session import END, SharedSession, serve
-from trainyard.train.parallel.team import Team
+from trainyard.train.parallel.team import LEADER, Team
+
+HOSTS = "hosts"
+COMPARED = ("trainyard", "torch", "base")
+"""What all hosts need to have in common."""
 
 
 def train(folder: Path, events: Events) -> None:
@@ -31,12 +42,18 @@ def train(folder: Path, events: Events) -> None:
     job = read_job(folder)
     device = pick_device(job.config.device)
     with join_ranks(folder, device) as team:
-        crew = divide_team(team, job.config.launch.islands)
+        launch = job.config.launch
+        if launch.node_count > 1:
+            require_alike(team, job)
+        crew = divide_team(team, launch.islands)
+        others = range(launch.local_processes, launch.processes, launch.local_processes)
         if crew.leading:
-            with leading(crew):
+            with sending_outcome(crew, folder, others), leading(crew):
                 program.train(folder, events, crew)
         else:
             follow(folder, events, crew, device)
+            if crew.rank in others:
+                receive_outcome(crew, folder)
 
 
 @contextmanager
@@ -58,7 +75,8 @@ def follow(folder: Path, events: Events, team: Team, device: str) -> None:
     word, arguments = team.receive_command()
     if word == END:
         return
-    job = TrainingJob.model_validate(arguments[0])
+    own = read_job(folder)  # its base and its adapter are where this host has them
+    job = TrainingJob.model_validate({**arguments[0], "base": own.base, "adapter": own.adapter})
     assembly.set_determinism(job)
     tokenizer = assembly.load_tokenizer(job, events)
     policy = assembly.make_policy(job, device, events, tokenizer)
@@ -72,3 +90,83 @@ def follow(folder: Path, events: Events, team: Team, device: str) -> None:
     policy.reference = None  # the session has it, and drops it on command
     assert isinstance(session, SharedSession)
     serve(session)
+
+
+# Several hosts
+
+
+def require_alike(team: Team, job: TrainingJob) -> None:
+    """Compare the hosts before anything is loaded. Raises `InvalidInput` (`E-LAUNCH`) in every process, with the name
+    of the first host that has another version or another base.
+    """
+    facts = {
+        "host": socket.gethostname(),
+        "trainyard": importlib.metadata.version("trainyard"),
+        "torch": torch.__version__,
+        "base": job.base_sha256,
+    }
+    if team.leading:
+        others = [team.receive(rank) for rank in range(1, team.size)]
+        differences = [
+            f"{other['host']} (process {rank}) has {name} {other[name]}, and {facts['host']} {facts[name]}"
+            for rank, other in enumerate(others, 1)
+            for name in COMPARED
+            if other[name] != facts[name]
+        ]
+        team.broadcast_command(HOSTS, differences[:1])
+    else:
+        team.send(facts, LEADER)
+        differences = team.receive_command()[1][0]
+    if differences:
+        raise InvalidInput(
+            f"The hosts are not alike: {differences[0]}.",
+            why="They would not compute the same.",
+            do="Install the same versions, and put the same base model on every host.",
+            code="E-LAUNCH",
+        )
+
+
+@contextmanager
+def sending_outcome(team: Team, folder: Path, ranks: range) -> Iterator[None]:
+    """Send what a training came to, to the first rank of every other host: its result, or why there is none."""
+    outcome: JsonObject | None = None
+    try:
+        yield
+        outcome = {"status": "done"}
+    except Stopped as stopped:
+        outcome = {"status": "stopped", "reason": stopped.reason}
+        raise
+    except TrainyardError as error:
+        outcome = {"status": "failed", "error": {"kind": type(error).__name__, **error.as_dict()}}
+        raise
+    finally:
+        if outcome is not None and not team.broken:
+            files = read_files(folder / RESULT_FOLDER) if ranks and outcome["status"] == "done" else {}
+            for rank in ranks:
+                team.send({**outcome, "files": files}, rank)
+
+
+def read_files(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the bytes of every file by its path in a folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+        for path in paths
+    }
+
+
+def receive_outcome(team: Team, folder: Path) -> None:
+    """Write the result of the first host here, too. Raises what ended the training there."""
+    outcome = team.receive(LEADER)
+    if outcome["status"] == "stopped":
+        raise Stopped(outcome["reason"])
+    if outcome["status"] == "failed":
+        raise from_fields(outcome["error"])
+
+    def fill(target: Path) -> None:
+        for name, data_N in outcome["files"].items():
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data_N.numpy().tobytes())
+
+    write_folder(folder / RESULT_FOLDER, fill)

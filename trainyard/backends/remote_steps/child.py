@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,10 @@ class ChildService:
                 self.ask("close", status=status)
         finally:
             assert self.process.stdin is not None, "opened as a pipe"
-            self.process.stdin.close()
+            assert self.process.stdout is not None, "opened as a pipe"
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+            self.process.stdout.close()
             try:
                 self.process.wait(END_S)
             except subprocess.TimeoutExpired:

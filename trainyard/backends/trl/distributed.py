@@ -37,7 +37,7 @@ def join_ranks(folder: Path, device: str) -> Iterator[Team]:
     """This process among those that the launcher started. accelerate finds the group that is opened here."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device == "cuda":
-        take_device(int(os.environ["LOCAL_RANK"]), size)
+        take_device(int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", size)))
     with join_team(rank, size, folder / RANKS_FOLDER / MEETING_FILE, device) as team:
         yield team
 

@@ -120,7 +120,7 @@ class PrimeService:
         """Order a machine, once. Raises `ReplyLost` where it may have been ordered all the same."""
         order = dict(offer.order)
         provider = order.pop("provider", None)
-        pod = {**order, "name": name, "maxPrice": float(max_price), "autoRestart": False, "envVars": []}
+        pod: JsonObject = {**order, "name": name, "maxPrice": float(max_price), "autoRestart": False, "envVars": []}
         body = {"pod": pod, "provider": {"type": provider} if provider else {}, "disks": None, "team": None}
         return self.read_pod(self.request("POST", "/pods", json=body))
 

@@ -67,7 +67,7 @@ def unfit_set(config: DataSourceConfig, _: NodeView) -> Match:
 
 
 def misplaced_rows(config: DataSourceConfig, _: NodeView) -> Match:
-    """Return each path that is no place in a repository of a data worker."""
+    """Return each path that names nothing in a repository of a data worker."""
     return [
         {"where": where, "path": source.path}
         for where, _, source in config.named_sets()

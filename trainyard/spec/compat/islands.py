@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.strategies import DilocoEngine, Strategy
 from trainyard.spec.compat.context import Match, NodeView, Row
@@ -42,7 +43,51 @@ def is_torchft(config: TrainerConfig) -> bool:
     return config.launch.diloco is not None and config.launch.diloco.type is DilocoEngine.TORCHFT
 
 
+def unfit_hosts(config: TrainerConfig, _: NodeView) -> Match:
+    """Return what is wrong with the hosts of a launch."""
+    launch, count = config.launch, config.launch.node_count
+    placed = launch.node_rank is not None and launch.rendezvous is not None
+    placed_at_all = launch.node_rank is not None or launch.rendezvous is not None
+    even = -(-launch.processes // count) * count
+    problems = (
+        (
+            launch.hosts and (placed_at_all or launch.nodes > 1),
+            "hosts and nodes both name the hosts", "hosts, or nodes with node_rank and rendezvous",
+        ),
+        (
+            count == 1 and placed_at_all,
+            "one host has no number and no rendezvous", "nodes: 2 or more, or remove node_rank and rendezvous",
+        ),
+        (
+            launch.hosts and (count == 1 or len(set(launch.hosts)) < count),
+            "a host is alone or named twice", "two or more hosts, each once",
+        ),
+        (
+            count > 1 and not launch.hosts and not (placed and (launch.node_rank or 0) < count),
+            "each of several hosts has a number, and they meet at one address",
+            f"node_rank from 0 to {count - 1} and rendezvous: HOST:PORT",
+        ),
+        (
+            count > 1 and (launch.strategy is Strategy.SINGLE or launch.processes % count > 0),
+            f"{launch.processes} processes are not as many on each of {count}", f"strategy ddp and processes: {even}",
+        ),
+        (
+            count > 1 and config.backend is not BackendName.NATIVE,
+            f"the {config.backend} backend trains on one host", "backend native",
+        ),
+        (
+            count > 1 and is_torchft(config),
+            "islands of torchft are started on one host", "diloco type native",
+        ),
+    )  # fmt: skip
+    return next(({"why": why, "do": do} for wrong, why, do in problems if wrong), False)
+
+
 ISLAND_ROWS = (
+    Row(
+        "launch-hosts", "R-LAUNCH", "trainer", "config.launch", unfit_hosts,
+        "The hosts do not fit: {why}.", "Use {do}.",
+    ),
     Row(
         "diloco-backend", "R-BACKEND-SETTING", "trainer", "config.launch.diloco",
         lambda config, _: config.launch.diloco is not None and not config.backend.facts.trains_islands,

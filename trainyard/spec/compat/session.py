@@ -56,6 +56,12 @@ SESSION_ROWS = (
         "Use strategy ddp, zero1, zero2 or fsdp_hybrid, or a job.", scope="session",
     ),
     Row(
+        "session-hosts", "R-LAUNCH", "trainer", "config.launch",
+        lambda config, _: config.launch.node_count > 1,
+        "A session has its processes on one host, and {config.launch.node_count} are named.",
+        "Remove hosts and nodes, or use a job.", scope="session",
+    ),
+    Row(
         "session-torchft", "R-LAUNCH", "trainer", "config.launch.diloco",
         lambda config, _: config.launch.diloco is not None and config.launch.diloco.type is DilocoEngine.TORCHFT,
         "Islands of torchft train by themselves, and the calls of a session lead all processes.",

@@ -75,6 +75,10 @@ class Ticket:
     receipts: list[Receipt] | None = None
     error: BaseException | None = None
 
+    @property
+    def is_done(self) -> bool:
+        return self.receipts is not None or self.error is not None
+
 
 @dataclass(frozen=True)
 class Head:
@@ -105,8 +109,9 @@ class Ledger:
     now: Callable[[], float] = time.time
     index: LedgerIndex = field(init=False)
     _queue: list[Ticket] = field(default_factory=list, init=False)
-    _queue_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _commit_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _turn: threading.Condition = field(default_factory=threading.Condition, init=False)
+    """Guards the queue; one thread commits what all of them have put there, the others wait for it."""
+    _committing: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.index = LedgerIndex(self.index_path if isinstance(self.files, RealFiles) else None)
@@ -176,11 +181,18 @@ class Ledger:
         not fit its checkpoint, `Conflict` without its private key, and on the disk: the log is as before then.
         """
         ticket = Ticket(drafts)
-        with self._queue_lock:
+        with self._turn:
             self._queue.append(ticket)
-        with self._commit_lock:
-            if ticket.receipts is None and ticket.error is None:
+            self._turn.wait_for(lambda: ticket.is_done or not self._committing)
+            self._committing = self._committing or not ticket.is_done
+            leads = not ticket.is_done
+        if leads:
+            try:
                 self._commit_all()
+            finally:
+                with self._turn:
+                    self._committing = False
+                    self._turn.notify_all()
         if ticket.error is not None:
             raise ticket.error
         assert ticket.receipts is not None
@@ -206,7 +218,7 @@ class Ledger:
             ticket.receipts, receipts = receipts[: len(ticket.drafts)], receipts[len(ticket.drafts) :]
 
     def _take_queue(self) -> list[Ticket]:
-        with self._queue_lock:
+        with self._turn:
             batch, self._queue = self._queue, []
         return batch
 

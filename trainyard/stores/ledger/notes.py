@@ -62,7 +62,7 @@ class PublicKey:
 
 
 def parse_vkey(text: str) -> PublicKey:
-    """Read a vkey. Raises `InvalidInput` (`E-INPUT`)."""
+    """Read a vkey. Raises `InvalidInput`."""
     name, _, rest = text.strip().partition("+")
     key_id, _, encoded = rest.partition("+")
     try:

@@ -1,21 +1,24 @@
 """Check a ledger's bundle without Trainyard: `python verify_ledger.py [FOLDER] [--key NAME+ID+BASE64]`.
 
-It needs Python 3.8 and nothing else. It reads every entry below FOLDER (by default its own), computes the root of the
+It needs Python 3.9 and nothing else. It reads every entry below FOLDER (by default its own), computes the root of the
 Merkle tree (RFC 6962), compares it with the checkpoint, and checks the checkpoint's Ed25519 signature (RFC 8032) by the
 key in the file `key`, or by the one that you give: a key that you got another way is what makes the check worth much.
 Then it checks every proof (`*.tlog-proof`). Exit code 0: all fits. Formats: c2sp.org/tlog-tiles, c2sp.org/signed-note.
 """
+
+from __future__ import annotations
 
 import base64
 import hashlib
 import pathlib
 import sys
 
+Point = tuple[int, int, int, int]
 P, L = 2**255 - 19, 2**252 + 27742317777372353535851937790883648493
 D = -121665 * pow(121666, P - 2, P) % P
 
 
-def recover_x(y, sign):
+def recover_x(y: int, sign: int) -> int:
     square = (y * y - 1) * pow(D * y * y + 1, P - 2, P) % P
     x = pow(square, (P + 3) // 8, P)
     x = x if (x * x - square) % P == 0 else x * pow(2, (P - 1) // 4, P) % P
@@ -24,21 +27,21 @@ def recover_x(y, sign):
     return P - x if x % 2 != sign else x
 
 
-def add(a, b):
+def add(a: Point, b: Point) -> Point:
     (x, y, z, t), (u, v, w, s) = a, b
     m, n, o, q = (y - x) * (v - u) % P, (y + x) * (v + u) % P, 2 * t * s * D % P, 2 * z * w % P
     e, f, g, h = n - m, q - o, q + o, n + m
     return e * f % P, g * h % P, f * g % P, e * h % P
 
 
-def multiply(number, point):
-    result = (0, 1, 1, 0)
+def multiply(number: int, point: Point) -> Point:
+    result: Point = (0, 1, 1, 0)
     while number:
         result, point, number = (add(result, point) if number & 1 else result), add(point, point), number >> 1
     return result
 
 
-def decode(data):
+def decode(data: bytes) -> Point:
     number = int.from_bytes(data, "little")
     y = number & ((1 << 255) - 1)
     x = recover_x(y, number >> 255)
@@ -49,7 +52,7 @@ BASE_Y = 4 * pow(5, P - 2, P) % P
 BASE = (recover_x(BASE_Y, 0), BASE_Y, 1, recover_x(BASE_Y, 0) * BASE_Y % P)
 
 
-def is_signed(key, signature, message):
+def is_signed(key: bytes, signature: bytes, message: bytes) -> bool:
     try:
         point, r, s = decode(key), decode(signature[:32]), int.from_bytes(signature[32:], "little")
     except ValueError:
@@ -59,23 +62,23 @@ def is_signed(key, signature, message):
     return len(signature) == 64 and s < L and (x * w - u * z) % P == 0 and (y * w - v * z) % P == 0
 
 
-def require(fits, problem):
+def require(fits: bool, problem: str) -> None:
     if not fits:
         raise ValueError(problem)
 
 
-def node(left, right):
+def node(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\1" + left + right).digest()
 
 
-def root(leaves):
+def root(leaves: list[bytes]) -> bytes:
     if len(leaves) < 2:
         return leaves[0] if leaves else hashlib.sha256(b"").digest()
     half = 1 << (len(leaves) - 1).bit_length() - 1
     return node(root(leaves[:half]), root(leaves[half:]))
 
 
-def proven_root(leaf, index, size, hashes):
+def proven_root(leaf: bytes, index: int, size: int, hashes: list[bytes]) -> bytes:
     if size == 1:
         return leaf
     half = 1 << (size - 1).bit_length() - 1
@@ -84,7 +87,7 @@ def proven_root(leaf, index, size, hashes):
     return node(hashes[-1], proven_root(leaf, index - half, size - half, hashes[:-1]))
 
 
-def read_checkpoint(note, vkey):
+def read_checkpoint(note: str, vkey: str) -> tuple[int, bytes]:
     text, signatures = note.rsplit("\n\n", 1)
     name, key_id, encoded = vkey.strip().split("+", 2)
     key = base64.b64decode(encoded)
@@ -99,8 +102,8 @@ def read_checkpoint(note, vkey):
     raise ValueError("the checkpoint is not signed by this key")
 
 
-def read_entries(folder, size):
-    entries = []
+def read_entries(folder: pathlib.Path, size: int) -> list[bytes]:
+    entries: list[bytes] = []
     for number in range((size + 255) // 256):
         width, digits = min(256, size - 256 * number), f"{number:03d}"
         parts = [digits.zfill(-(-len(digits) // 3) * 3)[at : at + 3] for at in range(0, len(digits), 3)]
@@ -115,11 +118,11 @@ def read_entries(folder, size):
     return entries
 
 
-def check(folder, vkey):
+def check(folder: pathlib.Path, vkey: str) -> None:
     size, signed = read_checkpoint((folder / "checkpoint").read_text("utf-8"), vkey)
     leaves = [hashlib.sha256(b"\0" + entry).digest() for entry in read_entries(folder, size)]
     require(root(leaves) == signed, "the entries do not give the signed root")
-    print(f"{size} entries, signed by {vkey.split('+')[0]}, root {signed.hex()}")
+    print(f"{size} entries, signed by {vkey.split('+', maxsplit=1)[0]}, root {signed.hex()}")
     for path in sorted(folder.glob("*.tlog-proof")):
         head, note = path.read_text("utf-8").split("\n\n", 1)
         lines = [line for line in head.split("\n")[1:] if not line.startswith("extra ")]
@@ -132,9 +135,10 @@ def check(folder, vkey):
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    given = arguments.pop(arguments.index("--key") + 1) if "--key" in arguments else None
-    place = pathlib.Path(([a for a in arguments if a != "--key"] or [pathlib.Path(__file__).parent])[0])
+    trusted = arguments.pop(arguments.index("--key") + 1) if "--key" in arguments else ""
+    folders = [word for word in arguments if word != "--key"]
+    place = pathlib.Path(folders[0]) if folders else pathlib.Path(__file__).parent
     try:
-        check(place, given or (place / "key").read_text("utf-8"))
+        check(place, trusted or (place / "key").read_text("utf-8"))
     except (IndexError, OSError, ValueError) as error:
         sys.exit("NOT VALID: %s" % (error or type(error).__name__))

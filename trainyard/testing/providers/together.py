@@ -130,7 +130,7 @@ def validate_body(body: JsonObject) -> JsonObject:
 
 def describe(job: JobDouble) -> JsonObject:
     """Return a job as Together shows it."""
-    done = job.word == "completed"
+    done = job.word in ("completed", "error")
     values: dict[str, Any] = {
         "id": job.id, "status": job.word, "user_id": "user-double", "created_at": CREATED, "updated_at": CREATED,
         "suffix": job.body.get("suffix"), "model": job.body["model"], "training_file": job.body["training_file"],

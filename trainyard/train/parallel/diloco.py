@@ -282,7 +282,7 @@ class Outer:
         self.count(sent_N.numel() * sent_N.element_size() // self.settings.num_islands)
 
     def all_gather(self, means_N: torch.Tensor, mean_M: torch.Tensor) -> None:
-        dist.all_gather_into_tensor(means_N, mean_M, group=self.across)
+        dist.all_gather_single(means_N, mean_M, group=self.across)
         self.count(mean_M.numel() * mean_M.element_size())
 
     def count(self, to_each: int) -> None:
@@ -295,7 +295,7 @@ class Outer:
         whole_N = self.weights_N.detach()
         if self.sharers is not None:
             whole_N = torch.empty(self.size * self.team.local.size, device=self.weights_N.device)
-            dist.all_gather_into_tensor(whole_N, self.weights_N.detach(), group=self.sharers)
+            dist.all_gather_single(whole_N, self.weights_N.detach(), group=self.sharers)
         at = 0
         for value in self.tensors:
             value.copy_(whole_N[at : at + value.numel()].view_as(value))

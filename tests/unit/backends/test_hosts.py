@@ -1,0 +1,104 @@
+"""Several hosts: two groups of processes on loopback, each under a launcher of its own, and hosts that do not fit."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.small_jobs import Jobs
+from trainyard.backends import programs
+from trainyard.backends.hosts import RANK_VARIABLE, find_place, require_hosts
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.native.backend import SHARED_PROGRAM
+from trainyard.compute.child import SPEC_FILE
+from trainyard.errors import InvalidInput
+from trainyard.spec.training import LaunchSettings
+from trainyard.stores.whole import file_sha256
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def jobs_of_two_hosts(jobs: Jobs, **config: Any) -> list[TrainingJob]:
+    """The same job on two hosts of one process each."""
+    port = free_port()
+    launches = [
+        {"strategy": "ddp", "processes": 2, "nodes": 2, "node_rank": rank, "rendezvous": f"127.0.0.1:{port}"}
+        for rank in range(2)
+    ]
+    hyper = {"batch_size": 4, "max_steps": 3, "epochs": None}
+    return [jobs(backend="native", launch={**launch, **config}, hyperparameters=hyper) for launch in launches]
+
+
+def start(job: TrainingJob, folder: Path) -> subprocess.Popen[bytes]:
+    """The supervised child of a host, as a training starts it."""
+    folder.mkdir()
+    (folder / SPEC_FILE).write_bytes(orjson.dumps(job.model_dump(mode="json")))
+    argv = programs.command(job, SHARED_PROGRAM, folder)
+    environment = {**programs.environment(job), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    return subprocess.Popen([sys.executable, *argv[1:]], env=environment)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(200)
+def test_both_hosts_end_with_the_same_result(jobs: Jobs, tmp_path: Path) -> None:
+    pair = jobs_of_two_hosts(jobs)
+    pair[1] = pair[1].model_copy(update={"data": {}, "locks": str(tmp_path / "locks")})  # only the first reads rows
+    running = [start(job, tmp_path / str(number)) for number, job in enumerate(pair)]
+    assert [process.wait(180) for process in running] == [0, 0]
+    files = [
+        sorted(path.relative_to(tmp_path / side) for path in (tmp_path / side / "result").rglob("*") if path.is_file())
+        for side in ("0", "1")
+    ]
+    assert files[0] == files[1]
+    assert any(path.name == "adapter_model.safetensors" for path in files[0])
+    assert all(file_sha256(tmp_path / "0" / path) == file_sha256(tmp_path / "1" / path) for path in files[0])
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(200)
+def test_a_host_with_another_base_is_refused_by_its_name(jobs: Jobs, tmp_path: Path) -> None:
+    pair = jobs_of_two_hosts(jobs)
+    pair[1] = pair[1].model_copy(update={"base_sha256": "another", "locks": str(tmp_path / "locks")})
+    running = [start(job, tmp_path / str(number)) for number, job in enumerate(pair)]
+    assert [process.wait(180) == 0 for process in running] == [False, False]
+    for side in ("0", "1"):
+        error = orjson.loads((tmp_path / side / "error.json").read_bytes())
+        assert error["code"] == "E-LAUNCH"
+        assert f"{socket.gethostname()} (process 1) has base another" in error["what"]
+        assert not (tmp_path / side / "result").exists()
+
+
+def test_the_argv_names_the_place_of_a_host(jobs: Jobs, tmp_path: Path) -> None:
+    argv = programs.command(jobs_of_two_hosts(jobs)[1], SHARED_PROGRAM, tmp_path)
+    assert argv[5] == "2:1"
+    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=1", "--master-addr=127.0.0.1"} <= set(argv)
+
+
+def test_the_number_of_a_host_is_found_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = LaunchSettings(strategy="ddp", processes=2, hosts=("localhost", "192.0.2.1"))
+    assert find_place(launch).node_rank == 0
+    monkeypatch.setenv(RANK_VARIABLE, "1")
+    assert find_place(launch) == replace(find_place(launch), node_rank=1, host="localhost")
+
+
+def test_a_host_that_does_not_resolve_is_named() -> None:
+    launch = LaunchSettings(strategy="ddp", processes=2, hosts=("localhost", "nowhere.invalid"))
+    with pytest.raises(InvalidInput, match=r"E-LAUNCH: The host 'nowhere\.invalid' does not resolve"):
+        require_hosts(launch)
+
+
+def test_a_host_that_is_not_among_them_is_refused() -> None:
+    launch = LaunchSettings(strategy="ddp", processes=2, hosts=("192.0.2.1", "192.0.2.2"))
+    with pytest.raises(InvalidInput, match=r"E-LAUNCH: This host, .*, is none of 192\.0\.2\.1, 192\.0\.2\.2"):
+        find_place(launch)
