@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from trainyard.data.extractive.german import is_negative, plain_sentence
-from trainyard.data.extractive.german_cases import accusative, core_of
 from trainyard.data.extractive.german_clauses import (
     DETERMINERS,
     NOUNS,
     Constituent,
     MainClause,
+    accusative,
+    core_of,
     for_asker,
     parse_clause,
 )
