@@ -58,6 +58,7 @@ WITHOUT = {
     "trainyard/backends/remote_steps/program.py: train": WORK,
     "trainyard/backends/results.py: collect_result": HASHED,
     "trainyard/backends/script/files.py: write": CHILD,
+    "trainyard/backends/native/ranks.py: receive_outcome": HASHED,
     "trainyard/backends/sessions/running.py: run_session": CHILD,
     "trainyard/compute/rank_process.py: write_note": CHILD,
     "trainyard/data/corpora.py: keep": GIVEN,
