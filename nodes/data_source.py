@@ -41,6 +41,8 @@ def list_notes(facts: Mapping[str, Any]) -> list[str]:
     for name, counts in facts.items():
         if isinstance(counts, Mapping):
             lines += [f"{name}: {note}" for note in dict.fromkeys(counts.get("notes", ()))]
+            down = counts.get("unreachable", {})
+            lines += [f"{name}: the data worker {url} did not answer ({why})" for url, why in down.items()]
             keys = ", ".join(f"{key} ({rows:,} rows)" for key, rows in counts.get("ignored_keys", {}).items())
             lines += [f"{name}: ignored keys: {keys}"] if keys else []
     return lines

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,8 +33,6 @@ class Results:
 
     chains: dict[BackendName, dict[str, str]] = field(default_factory=dict)
     """Backend -> facts of its chain, `seconds` and `state` among them."""
-    tests: dict[BackendName, Counter[str]] = field(default_factory=dict)
-    """Backend -> passed, failed and skipped tests that name it."""
     bad: list[str] = field(default_factory=list)
     """Tests that failed or were skipped."""
 
@@ -53,8 +50,6 @@ def results_of(*reports: Path) -> Results:
         name = f"{case.get('classname')}::{case.get('name')}"
         if state != "passed":
             results.bad.append(f"{state}: {name}")
-        for backend in named(name):
-            results.tests.setdefault(backend, Counter())[state] += 1
         if str(case.get("name")).startswith(CHAIN_TEST):
             (backend,) = named(str(case.get("name")))
             facts = {element.get("name", ""): element.get("value", "") for element in case.iter("property")}

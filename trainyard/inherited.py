@@ -93,6 +93,8 @@ KEY_HOLDERS = ("worker", "watchdog")
 """Services that get the keys of endpoints: the worker calls them, the watchdog starts a worker that died."""
 STEP_KEYS = frozenset({"TINKER_API_KEY", "TOGETHER_API_KEY", "FIREWORKS_API_KEY"})
 """The keys of the SDKs of step services, for trainers that name no endpoint."""
+RENT_KEY, RENTERS = "PRIME_API_KEY", ("api", "watchdog")
+"""The key that rents machines, and the services that get it: the API rents, the watchdog releases."""
 KEYS_ELSEWHERE = "TRAINYARD_KEYS_ELSEWHERE"
 """Set in a service that does not get the keys: whether one is set is then known to the worker alone."""
 WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")
@@ -130,7 +132,7 @@ def installer_environment(more: Mapping[str, str] | None = None) -> dict[str, st
 
 def service_environment(name: str, settings: Settings, keys: Iterable[str] = ()) -> dict[str, str]:
     """Return the environment of a service of `trainyard up`: with Prefect's variables; for the worker also the keys."""
-    listed = frozenset(settings.child_variables)
+    listed = frozenset(settings.child_variables) | ({RENT_KEY} if name in RENTERS else set())
     if name not in KEY_HOLDERS:
         return {**select_variables(os.environ, (*PASSED, SERVICES), listed), KEYS_ELSEWHERE: "1"}
     listed |= {*settings.worker_variables, *key_variables(settings), *keys}
@@ -138,9 +140,10 @@ def service_environment(name: str, settings: Settings, keys: Iterable[str] = ())
 
 
 def key_variables(settings: Settings) -> frozenset[str]:
-    """The variables with the keys of the endpoints and of step services, and with that of checkpoints."""
+    """The variables with the keys of endpoints, of step services, of checkpoints and of the data worker."""
     names = frozenset(endpoint.api_key_env for endpoint in settings.endpoints.values() if endpoint.api_key_env)
-    return names | STEP_KEYS | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
+    names |= STEP_KEYS | {settings.data_worker_key_env}
+    return names | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
 
 
 def is_key_missing(variable: str | None) -> bool:

@@ -93,7 +93,27 @@ class MoneySettings(BaseSettings):
     )
 
 
-class ApiSettings(MoneySettings):
+class RentSettings(MoneySettings):
+    """Settings of rented GPUs."""
+
+    prime_url: str = Field("https://api.primeintellect.ai", description="Address of Prime Intellect's API.")
+    gpu_catalog: str = Field("", description="Folder or address of a copy of gpuhunt's catalog; empty: its own.")
+    rent_max_price: Usd | None = Field(None, description="Default max_price of a rental: USD per hour.")
+    rent_max_spend: Usd | None = Field(None, description="Default max_spend of a rental: USD.")
+    rent_max_duration_s: int = Field(14_400, ge=60, le=2_592_000, description="Default max_duration of a rental.")
+    rent_idle_duration_s: int = Field(900, ge=60, le=604_800, description="Default idle_duration of a rental.")
+    rent_ssh_key: Path | None = Field(None, description="Private key that opens rented machines.")
+    rent_setup: str = Field(
+        "python3 -m pip install --quiet trainyard", description="Command that installs Trainyard on a rented machine."
+    )
+    rent_shutdown: str = Field(
+        "sudo -n shutdown -h now || shutdown -h now || kill -TERM 1",
+        min_length=1,
+        description="Command by which a rented machine ends itself at max_duration.",
+    )
+
+
+class ApiSettings(RentSettings):
     """Settings of the service that answers the REST API."""
 
     api_hosts: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$|^\[[0-9a-f:]+\]$")], ...] = Field(
@@ -127,8 +147,7 @@ class ScriptSettings(ApiSettings):
     )
 
     allow_unconfined_code: bool = Field(
-        False,
-        description="Whether code that a model has written runs where the operating system cannot confine it.",
+        False, description="Whether code that a model has written runs where the operating system cannot confine it."
     )
 
 
@@ -146,14 +165,35 @@ class RepositorySettings(ScriptSettings):
     data_quotas_mb: dict[str, int] = Field(
         default_factory=dict, description="Tenant -> its quota in MiB, instead of data_quota_mb."
     )
+    data_workers: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+$")], ...] = Field(
+        (), description="Addresses of data workers, of which the first that answers is used: http://127.0.0.1:8892."
+    )
+    data_worker_key_env: Variable = Field(
+        "DATA_WORKER_TOKEN", description="Environment variable with the token for data_workers alone."
+    )
+
+    data_worker_uploads: tuple[Literal["adapters", "checkpoints"], ...] = Field(
+        (),
+        description="What is uploaded to the data worker without being asked: adapter versions as they are deployed, "
+        "checkpoints of the backend native.",
+    )
+
+    @property
+    def listed_data_workers(self) -> frozenset[str]:
+        return frozenset(self.data_workers)
 
 
 class PlanSettings(RepositorySettings):
-    """Settings of checks and plans."""
+    """Settings of checks and plans, and of jobs at cloud providers."""
 
     plan_read_s: float = Field(
         5.0, ge=0.1, le=600, description="Seconds that a check or a plan reads local data before it extrapolates."
     )
+    provider_poll_s: float = Field(30.0, gt=0, le=3600, description="Seconds between looks at a cloud provider's job.")
+    provider_settle_s: float = Field(
+        90.0, gt=0, le=3600,
+        description="Seconds that a provider's list has to stay without a job before its lost submission is repeated.",
+    )  # fmt: skip
 
 
 class MachineSettings(PlanSettings):
@@ -219,8 +259,7 @@ class Settings(MachineSettings):
         (), description="Buckets that chains may read with this machine's credentials, such as s3://bucket/prefix."
     )
     databases: dict[str, Variable] = Field(
-        default_factory=dict,
-        description="Name -> environment variable with the URL of a database.",
+        default_factory=dict, description="Name -> environment variable with the URL of a database."
     )
     converters: dict[str, FunctionReference] = Field(
         default_factory=dict, description="Name -> `FILE.py:function` or `module:function` that converts a row of data."
@@ -326,6 +365,11 @@ class Settings(MachineSettings):
     def timings(self) -> Path:
         """How long trainings took on this machine."""
         return self.home / "timings"
+
+    @property
+    def rentals(self) -> Path:
+        """Rented machines (`compute/rent`)."""
+        return self.home / "rentals"
 
     @property
     def spending(self) -> Path:

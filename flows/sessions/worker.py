@@ -84,7 +84,8 @@ def run_on_device(session_id: str, run_id: str, note: Any) -> Outcome:
             write_status(folder, SessionState.PENDING, describe_wait(wait, run_settings, record.tenant).text, run_id)
 
         try:
-            with device_slots(run_settings, 1, run=run_id, read_state=desired_state, on_wait=note_wait) as devices:
+            count = record.config.launch.processes
+            with device_slots(run_settings, count, run=run_id, read_state=desired_state, on_wait=note_wait) as devices:
                 base = record.config.base_model or run_settings.default_base_model
                 if resolve_model(base, run_settings).path is None:
                     write_status(folder, SessionState.PENDING, f"downloading {base}", run_id)

@@ -69,6 +69,7 @@ WITHOUT = {
     "trainyard/stores/graph/contract.py: export": GIVEN,
     "trainyard/stores/models.py: model_sha256": CACHE,
     "trainyard/stores/objects/local.py: download": GIVEN,
+    "trainyard/stores/repositories/storage.py: write": "a record of `commits.py` or `quota.py`, which add the version",
     "trainyard/train/checkpoint/checkpoints.py: commit": WORK,
     "trainyard/train/checkpoint/state.py: save_snapshot": WORK,
     "trainyard/train/starter/build.py: build_starter": CACHE,

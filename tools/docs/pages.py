@@ -16,7 +16,7 @@ from tools.docs.refusals import refusals_page
 from tools.docs.routes import routes_page
 from tools.docs.sdk import write_types
 from tools.docs.settings import night_page, nodes_page, settings_page, templates_page
-from tools.docs.wires import choices_page, openai_page
+from tools.docs.single_tables import benchmarks_page, choices_page, openai_page
 from trainyard.operations.table import MODULES, NAMES_FILE, list_rows, read_summaries
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
@@ -33,6 +33,7 @@ PAGES = {
     "imports.md": imports_page,
     "reasons.md": reasons_page,
     "choices.md": choices_page,
+    "benchmarks.md": benchmarks_page,
     "openai.md": openai_page,
 }
 

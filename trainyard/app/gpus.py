@@ -1,4 +1,4 @@
-"""Load of the GPUs of this machine, and the jobs that use their memory.
+"""Load of the GPUs of this machine, and the jobs that use their memory; GPUs that are rented.
 
 The load of this machine without its GPUs: processors, memory, and what each running job uses of them.
 """
@@ -6,14 +6,18 @@ The load of this machine without its GPUs: processors, memory, and what each run
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from uuid import uuid4
 
 import psutil
 
-from trainyard.app.context import Context
+from trainyard.app.context import Context, make_run_key
 from trainyard.app.live.jobs import list_job_rows
 from trainyard.app.live.waits import DeviceState, read_devices
 from trainyard.app.responses import Response
+from trainyard.backends.spending import list_limits
 from trainyard.compute.monitor import (
     Clocks,
     GpuMonitor,
@@ -24,12 +28,22 @@ from trainyard.compute.monitor import (
     read_apple,
     read_nvidia,
 )
-from trainyard.errors import Unavailable
+from trainyard.compute.rent.prime import PrimeService
+from trainyard.compute.rent.rentals import Offer, OfferQuery, Rental, RentalLimits, RentalStore
+from trainyard.compute.rent.renting import Renter
+from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError, Unavailable
+from trainyard.inherited import RENT_KEY
 from trainyard.operations.base import Nothing
+from trainyard.operations.gpus import MachineInput, OffersInput, ReleaseInput, RentInput
+from trainyard.settings import Settings
+from trainyard.spec.money import ZERO, format_usd
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_index import JobQuery, Row
+from trainyard.stores.spending import SpendingEntry, SpendingStore
 
 MIB = 1024 * 1024
+LOOK_EVERY_S, STRAY_S = 20.0, 3600.0
+"""Time between two looks at rented machines, and after the end of a rental in which its name is still looked for."""
 
 
 class CpuJob(Response):
@@ -190,3 +204,196 @@ def find_owners(rows: list[Row]) -> dict[int, str]:
         except psutil.Error:
             continue  # it has ended meanwhile
     return owners
+
+
+# Rented machines
+
+
+class OfferList(Response):
+    offers: tuple[Offer, ...]
+    hours: float
+    problems: tuple[str, ...] = ()
+    """Services that could not be asked."""
+
+
+class RentalView(Rental, Response):
+    """A rental, as it was a moment ago."""
+
+
+class RentalList(Response):
+    rentals: tuple[RentalView, ...]
+    problems: tuple[str, ...] = ()
+    """Machines and services that could not be looked at."""
+
+
+def list_offers(request: OffersInput, context: Context) -> OfferList:
+    """Return the offers of every service that answers, by price. Raises what the last one raised where none does."""
+    query, settings = build_query(request), context.settings
+    sources = {"prime": lambda: ask_prime(query, settings), "catalog": lambda: ask_catalog(query, settings)}
+    offers: list[Offer] = []
+    problems: list[str] = []
+    failure: TrainyardError | None = None
+    chosen = [name for name in sources if request.service in ("", name)]
+    for name in chosen:
+        try:
+            offers += sources[name]()
+        except TrainyardError as error:
+            failure = error
+            problems.append(f"{name}: {error}")
+    if failure is not None and len(problems) == len(chosen):
+        raise failure
+    offers.sort(key=lambda offer: (offer.cost(request.hours), offer.provider, offer.instance))
+    return OfferList(offers=tuple(offers[: request.limit]), hours=request.hours, problems=tuple(problems))
+
+
+def build_query(request: MachineInput) -> OfferQuery:
+    return OfferQuery(
+        gpu=request.gpu, gpus=request.gpus, gpu_memory_gb=request.memory_gb, max_price=request.max_price,
+        spot=request.spot,
+    )  # fmt: skip
+
+
+def ask_prime(query: OfferQuery, settings: Settings) -> list[Offer]:
+    with open_prime(settings) as service:
+        return service.list_offers(query)
+
+
+def ask_catalog(query: OfferQuery, settings: Settings) -> list[Offer]:
+    from trainyard.compute.rent.catalog import list_catalog_offers  # only this operation reads a catalog
+
+    return list_catalog_offers(query, settings.gpu_catalog)
+
+
+def open_prime(settings: Settings) -> PrimeService:
+    """Return the client of Prime Intellect. Raises `Denied` (`E-RENT`) without a key."""
+    key = os.environ.get(RENT_KEY, "")
+    if not key:
+        raise Denied("There is no key of Prime Intellect.", do=f"Set {RENT_KEY}.", code="E-RENT")
+    return PrimeService(settings.prime_url, key)
+
+
+def rent_machine(request: RentInput, context: Context) -> RentalView:
+    """Rent a machine; with `hold` let it work until a limit, and release it."""
+    settings = context.settings
+    limits = resolve_limits(request, settings)
+    key = request.key or derive_rental_key(context)
+    with open_prime(settings) as service:
+        renter = Renter(service, RentalStore(settings.rentals), say=context.say)
+        require_budget(key, limits, settings)
+        rental = renter.rent(key, build_query(request), limits, request.hours)
+        if request.hold:
+            from trainyard.app.stack.rented import hold_machine  # imports the SSH client
+
+            with renter.hold(rental):
+                hold_machine(rental, renter, context)
+            rental = renter.store.get(key)
+    return show_rental(rental, settings)
+
+
+def derive_rental_key(context: Context) -> str:
+    """Return the key of a rental: that of the caller's idempotency key, else a new one."""
+    digest = make_run_key(context, "rent") or uuid4().hex
+    return digest[:12]
+
+
+def resolve_limits(request: RentInput, settings: Settings) -> RentalLimits:
+    """Return the limits of a rental. Raises `InvalidInput` (`E-PARAMETER`) without a price or a sum."""
+    price = request.max_price if request.max_price is not None else settings.rent_max_price
+    spend = request.max_spend if request.max_spend is not None else settings.rent_max_spend
+    for name, value in (("max_price", price), ("max_spend", spend)):
+        if value is None:
+            raise InvalidInput(
+                f"A rental needs {name}.", why="What is rented costs money until it is released.",
+                do=f"Give --{name.replace('_', '-')}, or set rent_{name} in trainyard.toml.", code="E-PARAMETER",
+            )  # fmt: skip
+    return RentalLimits(
+        max_price=price, max_spend=spend,
+        max_duration_s=request.max_duration_s or settings.rent_max_duration_s,
+        idle_duration_s=request.idle_duration_s or settings.rent_idle_duration_s,
+    )  # fmt: skip
+
+
+def require_budget(key: str, limits: RentalLimits, settings: Settings) -> None:
+    """Raise `LimitExceeded` (`E-SPEND`) where a month's limit leaves less than the rental may spend."""
+    for limit in list_limits(settings, f"rental-{key}", None, datetime.now(UTC)):
+        if limits.max_spend > limit.left():
+            raise LimitExceeded(
+                f"The rental may spend {format_usd(limits.max_spend)}, and {limit.name} leaves "
+                f"{format_usd(max(ZERO, limit.left()))}.",
+                do=f"Lower max_spend, or raise {limit.setting}.", code="E-SPEND",
+            )  # fmt: skip
+
+
+def list_rentals(request: Nothing, context: Context) -> RentalList:
+    """Look at every open rental, and return all."""
+    store = RentalStore(context.settings.rentals)
+    problems: list[str] = []
+    if store.list():
+        with open_prime(context.settings) as service:
+            problems = Renter(service, store, say=context.say).reap()
+    rentals = tuple(show_rental(rental, context.settings) for rental in store.list())
+    return RentalList(rentals=rentals, problems=tuple(problems))
+
+
+def release_machine(request: ReleaseInput, context: Context) -> RentalView:
+    """Release a machine. Raises `NotFound` (`E-RENTAL`), and `Unavailable` where the service does not confirm it."""
+    store = RentalStore(context.settings.rentals)
+    rental = store.get(request.key)
+    if rental.is_open:
+        with open_prime(context.settings) as service:
+            renter = Renter(service, store, say=context.say)
+            rental = renter.check(rental)
+            rental = renter.release(rental, "released by a command") if rental.is_open else rental
+        if rental.is_open:
+            raise Unavailable(
+                f"The service has not confirmed that {rental.name} is gone.", do="Look again by `trainyard gpus ps`.",
+                code="E-RENT",
+            )  # fmt: skip
+    return show_rental(rental, context.settings)
+
+
+def show_rental(rental: Rental, settings: Settings) -> RentalView:
+    """Return a rental, with its cost written into the spending of the month."""
+    if rental.usd:
+        write_rental_cost(rental, settings)
+    return RentalView(**rental.model_dump())
+
+
+def write_rental_cost(rental: Rental, settings: Settings) -> None:
+    """Count a rental among what its month has cost."""
+    run, begun = f"rental-{rental.key}", datetime.fromtimestamp(rental.created, UTC)
+    SpendingStore(settings.spending).write(
+        SpendingEntry(
+            usd=rental.usd,
+            source=rental.offer.source,
+            date=rental.offer.date,
+            month=f"{begun:%Y-%m}",
+            run=run,
+            node="machine",
+            name="machine",
+            tenant=settings.tenant,
+            seconds=rental.age_s,
+            updated=rental.checked,
+        )
+    )
+
+
+def release_due(settings: Settings, say: Callable[[str], None]) -> None:
+    """Look at the rentals of this home, every twenty seconds at most, where one is open or has ended in the last hour.
+
+    Called before each command and by the watchdog; what cannot be looked at is said, and fails no command.
+    """
+    store = RentalStore(settings.rentals)
+    now = time.time()
+    rentals = [rental for rental in store.list() if rental.is_open or abs(now - rental.checked) < STRAY_S]
+    if not rentals or all(abs(now - max(rental.checked, rental.created)) < LOOK_EVERY_S for rental in rentals):
+        return
+    try:
+        with open_prime(settings) as service:
+            problems = Renter(service, store, say=say).reap()
+    except TrainyardError as error:
+        problems = [str(error)]
+    for rental in store.list():
+        show_rental(rental, settings)
+    for problem in problems:
+        say(f"rented machines: {problem}")

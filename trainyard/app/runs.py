@@ -76,8 +76,12 @@ class RunsClient(Protocol):
         waits: str = "",
         called: str = "",
         key: str = "",
+        queue: str = "",
     ) -> RunResult:
-        """Create a run of a deployment. Raises `Conflict` (`E-CONFLICT`) for a key that has other parameters."""
+        """Create a run of a deployment, in a work queue of its pool.
+
+        Raises `Conflict` (`E-CONFLICT`) for a key that has other parameters.
+        """
 
     def continue_run(self, run_id: str) -> RunResult:
         """Start an ended run again. Raises `Conflict` (`E-JOB-STATE`) for a run that has not ended."""

@@ -82,9 +82,8 @@ def list_secrets(settings: Settings) -> tuple[str, ...]:
     Those of the settings (`api_key_env` of endpoints, `databases`) are among them whatever their names.
     """
     endpoints = settings.endpoints.values()
-    setting_names = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env} | set(
-        settings.databases.values()
-    )
+    setting_names = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
+    setting_names |= {*settings.databases.values(), settings.data_worker_key_env}
     named = {name for name in os.environ if NAMED_SECRET.search(name)} - {"PWD"}  # the shell's working folder
     values = [os.environ[name] for name in setting_names | named if name in os.environ]
     text = read_auth(settings) or ""

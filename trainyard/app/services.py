@@ -35,6 +35,7 @@ from trainyard.compute.services import Service
 from trainyard.errors import Conflict, InvalidInput, TrainyardError, Unavailable
 from trainyard.locations import PACKAGE, checkout
 from trainyard.settings import Settings
+from trainyard.spec.axes.providers import provider_variables
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_file, auth_header, read_auth
 from trainyard.stores.files import RealFiles
 from trainyard.stores.whole import write_json_durably
@@ -140,7 +141,7 @@ def profile_variables(settings: Settings) -> list[str]:
 
 def service_environment(settings: Settings, api_url: str, name: str = "server") -> dict[str, str]:
     """Return a service's environment: Trainyard's variables over the caller's, with the caller's server settings."""
-    keys = profile_variables(settings) if name in inherited.KEY_HOLDERS else ()
+    keys = (*profile_variables(settings), *provider_variables()) if name in inherited.KEY_HOLDERS else ()
     variables = inherited.service_environment(name, settings, keys)
     return {
         **{key: value for key, value in variables.items() if not key.startswith(PREFIX)},

@@ -24,7 +24,7 @@ from trainyard.compute.lease import job_lock
 from trainyard.compute.supervise import DesiredState, Status, keep_running, supervise
 from trainyard.errors import Reason, Refused, Unavailable
 from trainyard.settings import Settings
-from trainyard.spec.axes.backends import STEP_SERVICES, BackendName
+from trainyard.spec.axes.backends import CLOUD_PROVIDERS, STEP_SERVICES, BackendName
 from trainyard.stores.artifacts import Produced
 from trainyard.stores.whole import write_json_durably
 
@@ -68,9 +68,10 @@ class Handle:
     folder: Path
 
 
-STEP_MODULES = {name: f"remote_steps.{name.value}" for name in STEP_SERVICES}
+SERVICE_MODULES = {name: f"remote_steps.{name.value}" for name in STEP_SERVICES}
+SERVICE_MODULES |= {name: f"cloud.{name.value}" for name in CLOUD_PROVIDERS}
 BACKENDS: dict[BackendName, str] = {
-    name: f"trainyard.backends.{STEP_MODULES.get(name, f'{name.value}.backend')}" for name in BackendName
+    name: f"trainyard.backends.{SERVICE_MODULES.get(name, f'{name.value}.backend')}" for name in BackendName
 }
 """Name -> module of the backend, whose `BACKEND` is its program. It is imported without its tool."""
 

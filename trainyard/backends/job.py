@@ -15,8 +15,9 @@ from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_folder, device_lock
 from trainyard.data.functions import ENVIRONMENT
-from trainyard.settings import Settings
-from trainyard.spec.axes.backends import SERVICE_VARIABLES
+from trainyard.errors import NotFound
+from trainyard.settings import Settings, settings
+from trainyard.spec.axes.backends import SERVICE_VARIABLES, BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.rewards import JudgeReward
 from trainyard.spec.chain import digest
@@ -25,10 +26,8 @@ from trainyard.spec.money import Dollars
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.files import DISK
 from trainyard.stores.live.job_ids import read_chain_facts
-from trainyard.stores.models import resolve_model
+from trainyard.stores.models import ModelSource, resolve_model
 from trainyard.stores.whole import move_folder, write_json_durably
-
-"""The Tinker SDK's address, for a trainer that names no endpoint; empty for the paid service."""
 
 
 class TeacherServer(BaseModel):
@@ -161,7 +160,8 @@ def prepare_job(config: TrainerConfig, base: str, settings: Settings, **inputs: 
 
     Raises what `resolve_model` raises for a base that is not here.
     """
-    model = resolve_model(base, settings)
+    is_elsewhere = config.backend.facts.provider is not None
+    model = find_provider_base(base, settings) if is_elsewhere else resolve_model(base, settings)
     if config.stage.teacher_model is not None:
         teacher = resolve_model(config.stage.teacher_model, settings)
         inputs |= {"teacher": teacher.location, "teacher_sha256": teacher.sha256}
@@ -183,6 +183,15 @@ def prepare_job(config: TrainerConfig, base: str, settings: Settings, **inputs: 
         locks=str(device_folder(settings)),
         **{"tenant": settings.tenant, **inputs},
     )
+
+
+def find_provider_base(name: str, settings: Settings) -> ModelSource:
+    """Return the base of a provider's job: it has the model itself, and here it may be, for what comes after."""
+    try:
+        source = resolve_model(name, settings)
+    except NotFound:
+        return ModelSource(name, None, "")
+    return source if source.path is not None else ModelSource(name, None, "")
 
 
 def find_endpoint(endpoint: str, settings: Settings) -> TeacherServer:
@@ -209,6 +218,8 @@ def find_step_service(config: TrainerConfig, base: str, settings: Settings) -> T
         return find_endpoint(service.endpoint, settings).model_copy(update={"model": model})
     if service is not None and service.base_url is not None:
         return TeacherServer(base_url=service.base_url, model=model, private_hosts=settings.private_hosts)
+    if (provider := config.backend.facts.provider) is not None:
+        return TeacherServer(base_url=os.environ.get(provider.address, ""), model=model, api_key_env=provider.key)
     variables = SERVICE_VARIABLES[config.backend]
     return TeacherServer(base_url=os.environ.get(variables.url, ""), model=model, api_key_env=variables.key)
 
@@ -223,8 +234,15 @@ def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
 
 
 def mirror_address(job: TrainingJob) -> str | None:
-    """Return the job's own folder in the object store: another job must never continue from it."""
+    """Return the job's own folder in the object store: another job must never continue from it.
+
+    Without `engine.mirror` it is a repository of the data worker, where the setting `data_worker_uploads` says so.
+    """
     address = job.config.engine.mirror
+    is_probe = job.run.startswith(PROBE_RUN)
+    uploads = settings().data_worker_uploads if job.config.backend is BackendName.NATIVE and not is_probe else ()
+    if address is None and "checkpoints" in uploads:
+        return f"data-worker://{job.tenant or settings().tenant}/checkpoints-{job.work_name}"
     return f"{address.rstrip('/')}/{job.work_name}" if address else None
 
 

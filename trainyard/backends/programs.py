@@ -21,14 +21,14 @@ from pathlib import Path
 
 from trainyard.backends import environments
 from trainyard.backends.base import Probe
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import TrainingJob, mirror_address
 from trainyard.compute.gpus import HIDING_VARIABLE, visible_devices
 from trainyard.compute.rank_process import RANKS_FOLDER
 from trainyard.errors import Reason
 from trainyard.inherited import cloud_variables
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.strategies import Strategy
+from trainyard.spec.axes.strategies import DilocoEngine, Strategy
 from trainyard.spec.compat.backends import backend_reasons
 
 RANK_PROGRAM = "trainyard.compute.rank_process"
@@ -114,6 +114,8 @@ def environment(job: TrainingJob) -> dict[str, str]:
         variables["HF_HUB_OFFLINE"] = "1"
     if settings().may_mirror(job.config.engine.mirror or ""):
         variables |= cloud_variables()
+    if (mirror_address(job) or "").startswith("data-worker:") and settings().data_worker_key_env in os.environ:
+        variables[settings().data_worker_key_env] = os.environ[settings().data_worker_key_env]
     servers = [server for server in (job.teacher_server, job.service, *job.judges.values()) if server is not None]
     variables |= {name: os.environ[name] for server in servers if (name := server.api_key_env) and name in os.environ}
     if job.config.launch.processes > 1:
@@ -173,6 +175,8 @@ class OwnProgram(ExternalProgram):
     packages: tuple[str, ...]
     shared: str = ""
     """The child of a distributed training, where it is another."""
+    islands: str = ""
+    """The child that starts islands which may be lost."""
 
     def probe(self, settings: Settings | None = None) -> Probe:
         """A broken installation is reported, too."""
@@ -184,5 +188,8 @@ class OwnProgram(ExternalProgram):
 
     def command(self, job: TrainingJob, folder: Path) -> list[str]:
         """The launcher enters the contract first, so a stop during the slow imports is already understood."""
-        is_single = job.config.launch.strategy is Strategy.SINGLE
+        launch = job.config.launch
+        if launch.diloco is not None and launch.diloco.type is DilocoEngine.TORCHFT:
+            return [sys.executable, "-P", "-m", "trainyard.compute.launch", self.islands, str(folder)]
+        is_single = launch.strategy is Strategy.SINGLE
         return command(job, self.target if is_single else self.shared or self.target, folder)

@@ -31,6 +31,7 @@ from trainyard.stores.spending import SpendingEntry, SpendingStore, sum_usd
 
 COST_EVENT = "cost"
 """Event of a service with what it charges: {amount_usd, source}; the last one counts."""
+OF_CHAIN = "max_spend of the chain"
 METER_S = 2.0
 """Seconds between two readings of power and of what other trainings have spent."""
 WRITE_S = 5.0
@@ -58,8 +59,15 @@ class SpendingLimit:
     name: str
     """`max_spend of the chain`."""
     setting: str
-    """Where it is raised."""
+    """The setting that raises it; of a chain, its own `max_spend`."""
     others: Decimal = ZERO
+
+    @property
+    def do(self) -> str:
+        """What continues a run that has reached it."""
+        if self.setting == OF_CHAIN:
+            return "`trainyard jobs retry RUN --max-spend USD` continues from its checkpoint with more."
+        return f"Raise {self.setting}, then resume the run: it continues from its checkpoint."
 
     def left(self) -> Decimal:
         return self.usd - self.others
@@ -71,7 +79,7 @@ def list_limits(
     """Return every limit of a run with what is spent of it; `without` names the entry of the training that asks."""
     limits: list[SpendingLimit] = []
     store, tenant, month = SpendingStore(settings.spending), settings.tenant, f"{when:%Y-%m}"
-    of_run = [(max_spend, "max_spend of the chain", "max_spend of the chain"),
+    of_run = [(max_spend, OF_CHAIN, OF_CHAIN),
               (settings.max_spend_per_run, "max_spend_per_run", "max_spend_per_run in trainyard.toml")]  # fmt: skip
     if run_limits := [limit for limit in of_run if limit[0] is not None]:
         spent = sum_usd(entry for entry in store.list_run(run) if run and entry.name != without)
@@ -132,7 +140,7 @@ class SpendingMeter:
             raise LimitExceeded(
                 f"{reached.name} is reached: {format_usd(reached.others)} of {format_usd(reached.usd)} are spent.",
                 why="The training would cost more.",
-                do=f"Raise {reached.setting}, then resume the run: it continues from its checkpoint.",
+                do=reached.do,
                 code="E-SPEND",
             )
 
@@ -241,8 +249,7 @@ class SpendingMeter:
         """Return the error of a training that a limit stopped, with the limit and what to do; any other as it is."""
         if self.reached is None or error.reason != DesiredState.SPEND.value:
             return error
-        do = f"Raise {self.reached.setting}, then resume the run: it continues from its checkpoint."
-        return TrainingStopped(f"{error.what} {self.describe_reached()}", why=error.reason, do=do)
+        return TrainingStopped(f"{error.what} {self.describe_reached()}", why=error.reason, do=self.reached.do)
 
 
 @contextmanager

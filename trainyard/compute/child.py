@@ -49,6 +49,8 @@ __all__ = ["LOG_FILE", "SPEC_FILE"]
 STOPPED_EXIT = 75
 FAILED_EXIT = 1
 PARENT_VARIABLE = "TRAINYARD_PARENT_PID"
+STOP_FILE = "stop"
+"""Why the parent asked for an end; written before its SIGTERM, and again where a cancel follows a pause."""
 RUN_VARIABLE = "TRAINYARD_RUN_ID"
 """Id of the run that a process belongs to: the flow's process sets it, and every child below inherits it."""
 FAULT_VARIABLE = "TRAINYARD_FAULT"
@@ -126,6 +128,12 @@ def tie_to_parent() -> int | None:
     if is_orphaned(int(parent_pid)):  # it died between the fork and the line above
         raise SystemExit(STOPPED_EXIT)
     return int(parent_pid)
+
+
+def read_stop_reason(folder: Path) -> str:
+    """Return why this program is asked to stop: pause, cancel, preempt or budget; an orphan is preempted."""
+    path = folder / STOP_FILE
+    return (path.read_text(encoding="utf-8") if path.is_file() else "") or "preempt"
 
 
 def faultpoint(name: str) -> None:

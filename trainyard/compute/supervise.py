@@ -131,6 +131,7 @@ class StopRequest:
 
     budget_s: float | None
     grace_s: float
+    folder: Path
     started: float = field(default_factory=time.monotonic)
     reason: str = ""
     kill_at: float | None = None
@@ -139,11 +140,15 @@ class StopRequest:
         """Ask once, by SIGTERM to the child alone; a later cancel replaces the reason of a pause."""
         over = self.budget_s is not None and time.monotonic() - self.started > self.budget_s
         reason = desired.value if desired is not DesiredState.RUN else "budget" if over else ""
-        if reason and not self.reason:
+        if not reason or self.reason in (reason, DesiredState.CANCEL):
+            return
+        is_first = not self.reason
+        if is_first or reason == DesiredState.CANCEL:
+            self.reason = reason
+            (self.folder / child.STOP_FILE).write_text(reason, encoding="utf-8")
+        if is_first:
             self.kill_at = time.monotonic() + self.grace_s
             process.send_signal(signal.SIGTERM)
-        if reason and (not self.reason or reason == DesiredState.CANCEL):
-            self.reason = reason
 
     @property
     def grace_over(self) -> bool:
@@ -171,7 +176,8 @@ def supervise(
     Returns the outcome; raises only what `desired_state` or `on_event` raise, after the child has been ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / child.ERROR_FILE).unlink(missing_ok=True)
+    for name in (child.ERROR_FILE, child.STOP_FILE):
+        (folder / name).unlink(missing_ok=True)
     tail = EventTail.at_end(folder / child.EVENTS_FILE)
     kills = kernel_kills()
     last: list[Event] = []
@@ -182,7 +188,7 @@ def supervise(
         on_event(event)
 
     with run_child(argv, folder, env, min(grace_s, ABANDONED_GRACE_S)) as (process, tree):
-        stop = StopRequest(budget_s, grace_s)
+        stop = StopRequest(budget_s, grace_s, folder)
         while not wait_for_end(process, poll_s):
             for event in tail.read():
                 hand_on(event)

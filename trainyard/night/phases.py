@@ -31,8 +31,8 @@ from trainyard.night.publish import sync_snapshot
 from trainyard.night.report import BucketReport, Failure, NightReport, Phase1Report, Phase2Report, TrainingReport
 from trainyard.night.streams import StreamDocument
 from trainyard.serve.extraction.extraction import SCHEMA
+from trainyard.serve.publication import Destination
 from trainyard.serve.versions.bucket import fetch_published
-from trainyard.serve.versions.publication import Destination
 from trainyard.spec.night import BucketSpec, NightConfig, check_name
 from trainyard.stores.adapters import AdapterVersion
 from trainyard.stores.files import Files, make_folders, translate_os_errors

@@ -78,6 +78,10 @@ class RunInput(Request):
     yes: FewRows = False
     tags: Tags = ()
     group: Group = ""
+    queue: str = Field(
+        "", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?$",
+        description="Work queue of the pool, such as that of a rented machine; default: the deployment's.",
+    )  # fmt: skip
 
 
 class EjectInput(Request):
@@ -122,8 +126,11 @@ class ImportInput(Request):
 
 class ExportConfigInput(Request):
     target: Annotated[str, Argument("CHAIN", is_file=True)] = Field(description="A chain or job file, or a template.")
-    to: Literal["axolotl", "llamafactory"] = Field(description="The tool.")
+    to: Literal["axolotl", "llamafactory", "skypilot", "kubeflow"] = Field(
+        description="The tool; skypilot and kubeflow run the whole chain elsewhere."
+    )
     node: str | None = Field(None, description="Which trainer, if there are several.")
+    gpu: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9._-]*$", description="Name of the GPU for skypilot.")
     out: Annotated[Path | None, Option("-o", "--out")] = Field(None, description="File to write; default: print.")
 
 
@@ -581,7 +588,7 @@ ROWS: dict[str, Operation] = {
         local="It reads and writes files anywhere on this machine.",
     ),
     "export": Operation(
-        "Write a trainer of a chain as a config of Axolotl or LLaMA-Factory.",
+        "Write a trainer as a config of Axolotl or LLaMA-Factory, or a chain for SkyPilot or Kubeflow.",
         request=ExportConfigInput, run="app.chains.other_tools:export_chain", text=export_text, scope=RUN,
         local="It reads and writes files anywhere on this machine.",
     ),

@@ -2,14 +2,87 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from trainyard.operations.base import Nothing
+from pydantic import Field
+
+from trainyard.operations.base import Nothing, Request
+from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import format_table
+from trainyard.spec.money import Dollars
 
 if TYPE_CHECKING:
-    from trainyard.app.gpus import GpuList
+    from trainyard.app.gpus import GpuList, OfferList, RentalList, RentalView
+
+
+class MachineInput(Request):
+    gpu: str = Field("", max_length=64, description="Part of the GPU's name, such as H100; default: any.")
+    gpus: int = Field(1, ge=1, le=64, description="GPUs of the machine.")
+    memory_gb: float = Field(0.0, ge=0, le=4096, description="Least memory of each GPU in GB.")
+    spot: bool | None = Field(None, description="Only machines that the provider may take back, or only others.")
+    hours: float = Field(1.0, gt=0, le=720, description="Estimated hours of work: offers are ordered by price × hours.")
+    max_price: Dollars | None = Field(None, description="USD per hour; default for rent: rent_max_price.")
+
+
+class OffersInput(MachineInput):
+    limit: int = Field(20, ge=1, le=1000, description="Maximum number of offers, cheapest first.")
+    service: str = Field(
+        "", pattern=r"^(|prime|catalog)$", description="prime: what can be rented; catalog: gpuhunt's prices; both."
+    )
+
+
+class RentInput(MachineInput):
+    max_spend: Dollars | None = Field(None, description="USD in all; default: rent_max_spend.")
+    max_duration_s: int | None = Field(None, ge=60, description="Seconds until it is released; default: the setting.")
+    idle_duration_s: int | None = Field(None, ge=60, description="Seconds without work until it is released.")
+    key: str = Field(
+        "", pattern=r"^([a-z0-9]{4,32})?$", description="Name of the rental: asked for twice, it is rented once."
+    )
+    hold: Annotated[bool, Option(local=True)] = Field(
+        False, description="Stay, let it work as a Prefect worker over SSH, and release it at the end."
+    )
+
+
+class ReleaseInput(Request):
+    key: Annotated[str, Argument("KEY")] = Field(description="Key of a rental.")
+
+
+def offers_text(result: OfferList) -> str:
+    """Return the offers as a table, the cheapest first, then what could not be read."""
+    rows = [
+        (
+            offer.service,
+            offer.provider,
+            offer.instance,
+            offer.region or "-",
+            f"{offer.gpus} x {offer.gpu}",
+            f"{offer.gpu_memory_gb:g}",
+            "spot" if offer.spot else "",
+            f"{offer.usd_per_hour:.3f}",
+            f"{offer.cost(result.hours):.2f}",
+            f"{offer.source}, {offer.date}",
+        )
+        for offer in result.offers
+    ]
+    header = ("service", "provider", "instance", "region", "gpus", "GB", "", "USD/h", "USD", "price from")
+    return "\n".join([format_table(rows, header) if rows else "no offers", *result.problems])
+
+
+def rental_text(result: RentalView) -> str:
+    """Return a rental in one line, with its limits."""
+    offer, limits = result.offer, result.limits
+    reason = f" ({result.reason})" if result.reason else ""
+    address = f", ssh {result.ssh}" if result.ssh else ""
+    return (
+        f"{result.key}: {result.state}{reason}, {offer.gpus} x {offer.gpu} at {offer.usd_per_hour:.3f} USD/h of "
+        f"{offer.provider}{address}\n{result.usd:.4f} USD of {limits.max_spend:.2f}, {result.age_s:.0f} s of "
+        f"{limits.max_duration_s:.0f}; released after {limits.idle_duration_s:.0f} s without work"
+    )
+
+
+def rentals_text(result: RentalList) -> str:
+    return "\n".join([*map(rental_text, result.rentals), *result.problems]) or "nothing is rented"
 
 
 def gpus_text(result: GpuList) -> str:
@@ -61,6 +134,27 @@ ROWS: dict[str, Operation] = {
         "The GPUs of this machine: memory, load, temperature, power, clocks, and the memory of each job.",
         request=Nothing, run="app.gpus:show_gpus", text=gpus_text, scope=Scope.READ,
         route="GET /api/v1/gpus", tenants=True,
+    ),
+    "gpus offers": Operation(
+        "GPUs to rent, by price × hours: Prime Intellect, and the price lists of gpuhunt.",
+        request=OffersInput, run="app.gpus:list_offers", text=offers_text, scope=Scope.READ,
+        route="GET /api/v1/gpus/offers", example="trainyard gpus offers --gpu H100 --hours 3",
+    ),
+    "gpus rent": Operation(
+        "Rent the cheapest machine that fits, within limits of price, time and money.",
+        request=RentInput, run="app.gpus:rent_machine", text=rental_text, scope=Scope.ADMIN,
+        route="POST /api/v1/gpus/rentals", status=201,
+        example="trainyard gpus rent --gpu H100 --hours 3 --max-price 3 --max-spend 10 --hold",
+    ),
+    "gpus ps": Operation(
+        "The rented machines, what they cost so far, and the release of those whose limits are reached.",
+        request=Nothing, run="app.gpus:list_rentals", text=rentals_text, scope=Scope.ADMIN,
+        route="GET /api/v1/gpus/rentals",
+    ),
+    "gpus release": Operation(
+        "Release a rented machine now.",
+        request=ReleaseInput, run="app.gpus:release_machine", text=rental_text, scope=Scope.ADMIN,
+        route="DELETE /api/v1/gpus/rentals/{key}",
     ),
 }  # fmt: skip
 """Name -> row, in the order of the help."""

@@ -27,6 +27,7 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import draw_curves, format_table, message_text, next_lines, short_reason
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
+from trainyard.spec.money import Dollars
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import find_given_name
 from trainyard.stores.metrics import format_duration
@@ -78,6 +79,7 @@ class ResumeInput(JobInput):
 
 class RetryInput(JobInput):
     refresh: Refresh = False
+    max_spend: Dollars | None = Field(None, description="USD that the new job may spend; default: as the earlier one.")
     watch: Annotated[bool, Option("-w", "--watch", local=True)] = Field(False, description="Follow it to its end.")
 
 

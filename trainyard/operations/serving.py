@@ -22,15 +22,9 @@ if TYPE_CHECKING:
     from trainyard.app.chat import ChatOutput
 
 
-class ServeInput(Request):
-    job: Annotated[str | None, Argument("JOB", completes="run")] = Field(
-        None, min_length=1, description="Serve the adapter of this ended job on its base, or its model."
-    )
-    role: Literal["training", "graph", "model", "data"] | None = Field(
-        None,
-        description="What to serve: the REST API (training), the graph that nights write, models, or repositories "
-        "(data). Default: training; model for a JOB.",
-    )
+class ServeAddress(Request):
+    """Where a server answers, and for whom."""
+
     host: str = Field(
         "127.0.0.1",
         description="Another one than loopback needs TLS (training, data), or TRAINYARD_TOKEN (graph, model).",
@@ -51,6 +45,27 @@ class ServeInput(Request):
         description="Roles training and data: a name by which clients call it; may repeat. The certificate's count.",
     )
     no_auth: bool = Field(False, description="Roles training and data: every user of this machine may do everything.")
+
+
+class ServeInput(ServeAddress):
+    job: Annotated[str | None, Argument("JOB", completes="run")] = Field(
+        None, min_length=1, description="Serve the adapter of this ended job on its base, or its model."
+    )
+    role: Literal["training", "graph", "model", "data"] | None = Field(
+        None,
+        description="What to serve: the REST API (training), the graph that nights write, models, or repositories "
+        "(data). Default: training; model for a JOB.",
+    )
+    controller: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s]+$",
+        description="Role training: address of the Prefect server that gets the runs; default: that of this home.",
+    )
+    data_workers: Annotated[tuple[str, ...], Option("--data-workers")] = Field(
+        (),
+        description="Role training: data workers of every run, with commas or repeated; the next is asked when one is "
+        "down. Default: the setting data_workers.",
+    )
     graph: str = Field("", description=f"Role graph. {ADDRESS}")
     model: tuple[str, ...] = Field(
         (), description="Role model: `starter`, a folder or a Hub name; may repeat. Default: the setting serve_models."

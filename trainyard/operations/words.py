@@ -33,7 +33,7 @@ WORDS: dict[str, Word] = {
     "compare": Word(LOOK, "Trainings next to each other: settings, metrics, answers.", "monitoring"),
     "evaluations": Word(LOOK, "Reports of evaluators: is an adapter better?", "evaluation"),
     "artifacts": Word(LOOK, "What nodes of runs left: sets of rows, adapters, reports.", "monitoring"),
-    "gpus": Word(LOOK, "The devices of this machine, and the memory of each job.", "monitoring"),
+    "gpus": Word(LOOK, "The devices of this machine and the memory of each job; GPUs to rent.", "monitoring"),
     "dashboard": Word(LOOK, "A link that opens the dashboard and logs a browser in.", "dashboard"),
     "data": Word(DATA, "Data sets, before anything is trained on them.", "data-sources"),
     "models": Word(DATA, "The base models on this machine.", "models"),
@@ -61,7 +61,7 @@ WORDS: dict[str, Word] = {
     "restore": Word(MACHINE, "Make the home of a backup again, whole or not at all.", "housekeeping"),
     "migrate": Word(MACHINE, "Bring files of an earlier version into the form of this one.", "cli"),
     "starter": Word(MACHINE, "The small model that everything runs with by default.", "models"),
-    "prove-resume": Word(MACHINE, "Show that a stopped training ends in the same bits.", "reliability"),
+    "prove-resume": Word(MACHINE, "Show that a stopped training ends in the same bits.", "native-engine"),
 }
 """In the order of the help."""
 

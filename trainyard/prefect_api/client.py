@@ -54,9 +54,10 @@ class PrefectRuns:
         waits: str = "",
         called: str = "",
         key: str = "",
+        queue: str = "",
     ) -> RunResult:
         return watching.start_run(
-            name, parameters, settings=self.settings, tags=tags, waits=waits, called=called, key=key
+            name, parameters, settings=self.settings, tags=tags, waits=waits, called=called, key=key, queue=queue
         )
 
     def continue_run(self, run_id: str) -> RunResult:

@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Running
 
+from trainyard.app.gpus import release_due
 from trainyard.app.run_records import read_result
 from trainyard.app.services import worker_name
 from trainyard.compute.leftovers import Sweeper, sweep_leftovers
@@ -101,7 +102,9 @@ def main() -> None:
     settings = load_settings()
     watchdog = Watchdog(settings)
     while True:
-        for sentence in watchdog.look():
+        sentences = watchdog.look()
+        release_due(settings, sentences.append)
+        for sentence in sentences:
             print(log_line(settings, LOGGER, sentence), flush=True)
         time.sleep(LOOK_EVERY_S)
 

@@ -47,15 +47,18 @@ def start_run(
     waits: str = "",
     called: str = "",
     key: str = "",
+    queue: str = "",
 ) -> RunResult:
     """Create a run of a deployment; a worker takes it. Relative data paths mean the caller's working folder.
 
     With `waits`, the reason why its trainer cannot be used, nobody takes it until it is resumed. `called` is the run's
     name, with a number if another run has it; by default Prefect invents one. A run keeps the name it is created with.
     A second call with the same `key` returns the run of the first. Raises `Conflict` (`E-CONFLICT`) if that one has
-    other parameters.
+    other parameters. `queue` is a work queue of the deployment's pool.
     """
     environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
+    if settings.data_workers:  # a run reads from those that the check was about
+        environment["TRAINYARD_DATA_WORKERS"] = json.dumps(settings.data_workers)
     environment |= {tracing.VARIABLE: parent} if (parent := tracing.current_traceparent()) else {}
     state: State[object] | None = build_waiting(waits) if waits else None
     with client() as prefect:
@@ -69,6 +72,7 @@ def start_run(
                 tags=tags,
                 job_variables={"env": environment},
                 idempotency_key=key or None,
+                work_queue_name=queue or None,
             )
         except PrefectHTTPStatusError as error:
             raise refused_parameters_error(name, error) from error

@@ -16,11 +16,11 @@ from trainyard.spec.nodes import (
     Columns,
     DataSourceConfig,
     DataSourceNode,
-    HiddenUrl,
     Name,
     RowsPath,
     SourceSet,
     TrainerNode,
+    Url,
     is_empty,
     is_unset,
 )
@@ -28,11 +28,11 @@ from trainyard.spec.training import TrainerConfig, TrainingSettings, resolve_tra
 
 
 class DatasetSpec(Strict):
-    """Location of a job's rows: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`)."""
+    """Location of a job's rows: a path in a data root, or in a repository of a data worker."""
 
     path: RowsPath = Field(description="File or folder inside a data root.")
     format: DataFormat = DataFormat.AUTO
-    data_worker: HiddenUrl | None = Field(None, description="Always refused in this release.")
+    data_worker: Url | None = Field(None, description="Address of a data worker, which has `path` in a repository.")
     columns: Columns = Field(
         default_factory=dict, description="Field of a row -> the column that contains it.", exclude_if=is_empty
     )

@@ -117,7 +117,7 @@ def job_words(body: Any) -> Any:
     """
     if not isinstance(body, Mapping):
         return body
-    settings = dict(body)
+    settings = provider_words(body)
     adapter, alignment, dataset = settings.get("adapter"), settings.get("alignment"), settings.get("dataset")
     if isinstance(adapter, str) and adapter.lower() in ADAPTERS and "method" not in settings:
         settings["method"] = settings.pop("adapter").lower()
@@ -131,6 +131,44 @@ def job_words(body: Any) -> Any:
         settings["dataset"] = {key: value for key, value in dataset.items() if key != "tenant_id"}
         settings["tenant"] = dataset["tenant_id"]
     return trainer_words(settings)
+
+
+def chain_words(body: Any) -> object:
+    """Return a chain in our words: `tenant_id` of rows on a data worker is the tenant of the chain."""
+    nodes = body.get("nodes") if isinstance(body, Mapping) else None
+    if not isinstance(nodes, list | tuple):
+        return body
+    chain = {**body, "nodes": list(nodes)}
+    for index, node in enumerate(nodes):
+        config = node.get("config") if isinstance(node, Mapping) else None
+        if not (isinstance(config, Mapping) and config.get("data_worker") and "tenant_id" in config):
+            continue
+        if chain.get("tenant") in (None, config["tenant_id"]):
+            chain["tenant"] = config["tenant_id"]
+            kept = {key: value for key, value in config.items() if key != "tenant_id"}
+            chain["nodes"][index] = {**node, "config": kept}
+    return chain
+
+
+def provider_words(body: JsonMapping) -> JsonObject:
+    """Return the body of a job at a cloud provider in our words: `provider`, `model`, two files of rows, `suffix`."""
+    settings = dict(body)
+    if "training_file" not in settings or "dataset" in settings:
+        return settings
+    dataset: JsonObject = {"path": settings.pop("training_file")}
+    if (validation := settings.pop("validation_file", None)) is not None:
+        dataset["heldout"] = {"path": validation}
+        settings.setdefault("eval", {"set": "heldout"})
+    settings["dataset"] = dataset
+    if isinstance(provider := settings.get("provider"), str) and "backend" not in settings:
+        settings["backend"] = provider.lower()
+        del settings["provider"]
+    if "model" in settings and "base_model" not in settings:
+        settings["base_model"] = settings.pop("model")
+    if (suffix := settings.pop("suffix", None)) is not None:
+        service = settings.get("service")
+        settings["service"] = {**(service if isinstance(service, Mapping) else {}), "suffix": suffix}
+    return settings
 
 
 def night_words(body: Any) -> object:

@@ -27,7 +27,6 @@ PhoneRegion = Literal[
 ]  # fmt: skip
 PHONE_REGIONS: tuple[PhoneRegion, ...] = ("US", "GB", "DE", "FR")
 Url = Annotated[str, Field(min_length=1, max_length=2048)]
-HiddenUrl = Annotated[Url, Field(json_schema_extra={"widget": "hidden"})]
 EndpointName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -116,7 +115,7 @@ class SetFields(Strict):
     repository: RepositoryPath | None = Field(None, description="Git repository: each commit gives message and diff.")
     hub: HubField | None = Field(None, description="Data set of the Hugging Face Hub.", exclude_if=is_unset)
     sql: SqlQuery | None = Field(None, description="Read-only query.", exclude_if=is_unset)
-    data_worker: HiddenUrl | None = Field(None, description="Always refused in this release.")
+    data_worker: Url | None = Field(None, description="Address of a data worker, which has `path` in a repository.")
     format: DataFormat = DataFormat.AUTO
     converter: str | None = Field(
         None, min_length=1, max_length=100, description="Name in the setting `converters`.", exclude_if=is_unset
@@ -133,8 +132,6 @@ class SetFields(Strict):
 
 class SourceSet(SetFields):
     """One named set of a data source. Exactly one of path, url, repository, hub and sql says where it is."""
-
-    data_worker: HiddenUrl | None = Field(None, description="Address of a data worker; always refused in this release.")
 
     @model_validator(mode="after")
     def one_place(self) -> SourceSet:

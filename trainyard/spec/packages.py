@@ -33,6 +33,7 @@ BUCKETS: Mapping[str, Package] = {
 """Scheme of an address of data in a bucket -> its client."""
 SCHEDULE_FREE = Package(("schedulefree",), "schedulefree==1.4.1")
 GALORE = Package(("pytorch_optimizer",), "pytorch_optimizer==4.1.0")
+TORCHFT = Package(("torchft",), "torchft==0.2.0")
 HQQ = Package(("hqq", "termcolor", "einops"), "hqq==0.2.8.post1")
 LIGER = Package(("liger_kernel",), "liger-kernel==0.8.5")
 GGUF = Package(("gguf",), "gguf==0.19.0")

@@ -264,7 +264,7 @@ class EvalSettings(Strict):
 
 
 class ServiceSettings(Strict):
-    """The service that a backend trains at (backends tinker, together_steps, fireworks_steps and remote)."""
+    """The service that a backend trains at: a step service, or a cloud provider."""
 
     endpoint: str | None = omit_default(
         None, min_length=1, max_length=256, description="Endpoint of trainyard.toml: its address and its key."
@@ -274,6 +274,14 @@ class ServiceSettings(Strict):
     )
     base_model: str | None = omit_default(
         None, min_length=1, max_length=512, description="The service's name for the base; default: base_model."
+    )
+    suffix: str | None = omit_default(
+        None, pattern=r"^[a-zA-Z0-9-]{1,18}$", description="Begins the name of the model at a cloud provider."
+    )
+    flavor: str | None = omit_default(
+        None,
+        pattern=r"^[a-z0-9-]{1,40}$",
+        description="Hardware of Hugging Face Jobs, such as l4x1; default: a10g-small.",
     )
 
     @model_validator(mode="after")
@@ -344,7 +352,7 @@ class TrainingSettings(Strict):
         description="Keys of the tool's own configuration (backend axolotl), checked by its schema.",
     )
     service: ServiceSettings | None = omit_default(
-        None, description="The service of a backend that trains step by step elsewhere, and its name for the base."
+        None, description="The step service or cloud provider, and its name for the base."
     )
     rope: RopeScaling | None = omit_default(None, description="Scaling of the base's positions; none by default.")
     added_tokens: tuple[Annotated[str, Field(min_length=1, max_length=128, pattern=r"\S")], ...] = omit_default(
@@ -460,6 +468,8 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     """Return the trainer's config with every None that has a vetted value filled, as it is stored next to the
     result.
     """
+    if config.backend.facts.provider is not None:  # what is left out is the provider's to choose
+        return config.model_copy(update={"stage": resolve_stage(config)})
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     base_model = config.base_model or default_base_model

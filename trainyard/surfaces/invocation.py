@@ -46,6 +46,10 @@ def execute_operation(name: str, request: Any, context: Context) -> Any:
     Raises `Denied` (`E-SCOPE`, `E-LOCAL`), and what the operation raises; over a network also `InvalidInput`
     (`E-PARAMETER`) for a request with a secret in it, and what the audit log raises when its disk is full.
     """
+    if context.surface == "cli" and context.settings.rentals.is_dir():
+        from trainyard.app.gpus import release_due  # only homes with rented machines need it
+
+        release_due(context.settings, context.say)
     if not changes_something(name):
         require_allowed(name, request, context)
         return work(name, request, context)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +14,16 @@ from trainyard.app.chat import find_adapter_base
 from trainyard.app.context import Context
 from trainyard.app.graph import serve_graph
 from trainyard.app.responses import Response
+from trainyard.app.services import unreachable_error
 from trainyard.app.stack.api_service import PORT
 from trainyard.compute.child import silence_missing_kernel
-from trainyard.compute.services import Service
+from trainyard.compute.services import Service, is_healthy
 from trainyard.errors import InvalidInput
 from trainyard.operations.serving import McpInput, ServeInput
 from trainyard.operations.table import Scope
 from trainyard.serve.base_sources import NamedAdapter, find_bases, require_bases, require_room
 from trainyard.serve.embedded import server_options
+from trainyard.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from trainyard.app.exposure import Exposure
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 GRAPH_PORT = 9081
 EXPOSURE_FIELDS = ("tls_cert", "tls_key", "behind_proxy", "allow_host", "no_auth")
 OWN_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "training": EXPOSURE_FIELDS,
+    "training": (*EXPOSURE_FIELDS, "controller", "data_workers"),
     "data": EXPOSURE_FIELDS,
     "graph": ("graph",),
     "model": ("job", "model", "adapters", "dtype", "threads"),
@@ -118,8 +122,29 @@ def answer_api(request: ServeInput, context: Context) -> str:
     """Answer the REST API of this home."""
     from trainyard.surfaces.rest import service  # imports FastAPI
 
+    settings = apply_integrations(request, context.settings)
     port, exposure = PORT if request.port is None else request.port, make_exposure(request)
-    return service.serve_api(context.settings, port, context.say, exposure, everybody=request.no_auth)
+    return service.serve_api(settings, port, context.say, exposure, everybody=request.no_auth)
+
+
+def apply_integrations(request: ServeInput, settings: Settings) -> Settings:
+    """Return the settings with the controller and the data workers of the request; every run gets them.
+
+    Raises `InvalidInput` (`E-SETTINGS`), and `Unavailable` (`E-SERVER-UNREACHABLE`) for a controller that does not
+    answer.
+    """
+    if request.controller is not None:
+        url = request.controller.rstrip("/")
+        url = url if url.endswith("/api") else f"{url}/api"
+        if not is_healthy(url, timeout_s=10):
+            raise unreachable_error(url)
+        os.environ["PREFECT_API_URL"] = url
+        os.environ.pop("PREFECT_HOME", None)  # with it, the address counts as the one of this home
+    if not request.data_workers:
+        return settings
+    urls = [url.rstrip("/") for text in request.data_workers for url in text.split(",") if url]
+    os.environ["TRAINYARD_DATA_WORKERS"] = json.dumps(urls)
+    return load_settings(home=settings.home)
 
 
 def answer_data(request: ServeInput, context: Context) -> str:

@@ -98,3 +98,14 @@ def require_finite_loss(step: int, loss: float) -> None:
             do="Lower hyperparameters.learning_rate, or use precision: fp32.",
             code="E-NON-FINITE",
         )
+
+
+def require_finite_gradients(norm: float, step: int) -> None:
+    """Raise `E-NON-FINITE` before such gradients reach the weights. With fp16 the step is skipped instead."""
+    if not math.isfinite(norm):
+        raise TrainyardError(
+            f"The gradients of step {step} have the norm {norm}.",
+            why="A row or a weight is too large for the range of numbers; the weights are as they were.",
+            do="Lower hyperparameters.learning_rate, use precision: fp32, or look for broken rows.",
+            code="E-NON-FINITE",
+        )

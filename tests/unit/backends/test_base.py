@@ -18,7 +18,7 @@ from trainyard.backends.results import rebuild_error
 from trainyard.backends.trl.backend import BACKEND
 from trainyard.data.rows import write_rows
 from trainyard.errors import InvalidInput, Refused, TrainyardError, Unavailable
-from trainyard.spec.axes.backends import STEP_SERVICES, BackendName
+from trainyard.spec.axes.backends import CLOUD_PROVIDERS, STEP_SERVICES, BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
@@ -35,7 +35,7 @@ def test_native_and_trl_are_here_and_every_other_backend_says_why_not() -> None:
     assert probes[BackendName.NATIVE].version == importlib.metadata.version("trainyard")
     assert probes[BackendName.TRL].available
     assert probes[BackendName.TRL].version.startswith("1.16")
-    built_in = (BackendName.NATIVE, BackendName.TRL, *STEP_SERVICES)  # the SDK of the services is a package of `dev`
+    built_in = (BackendName.NATIVE, BackendName.TRL, *STEP_SERVICES, *CLOUD_PROVIDERS)  # their SDKs are in `dev`
     unavailable = [probed for name, probed in probes.items() if name not in built_in]
     assert len(unavailable) == len(BackendName) - len(built_in)
     assert all(probed.why and probed.fix and not probed.available for probed in unavailable)

@@ -18,6 +18,7 @@ from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.graph import check, resolve
@@ -27,7 +28,7 @@ from trainyard.spec.migrate import trainer_words
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig
 
-BODIES = sorted(path for path in (RESOURCES / "bodies").glob("*.json") if path.stem != "job-data-worker")
+BODIES = sorted(path for path in (RESOURCES / "bodies").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", BODIES, ids=lambda path: path.stem)
@@ -67,10 +68,11 @@ def test_a_dpo_job_whose_pairs_are_in_openai_format() -> None:
     assert list(resolved_chain.node("trainer").inputs) == [Port.PREFERENCE]
 
 
-def test_a_job_at_a_data_worker_is_read_and_refused_by_check() -> None:
-    (reason,) = check(load_value(RESOURCES / "bodies" / "job-data-worker.json"))
-    assert (reason.row, reason.field) == ("data-worker", "config.data_worker")
-    assert reason.because.startswith("The data worker http://dataworker1:8892 cannot be read: this release has no")
+def test_a_job_at_a_data_worker_is_read() -> None:
+    resolved_chain = job("job-data-worker")
+    (_, _, source_set) = resolved_chain.node("data-source").config.named_sets()[0]
+    assert (resolved_chain.tenant, source_set.data_worker) == ("default", "http://dataworker1:8892")
+    assert source_set.path == "/datasets/training/qa-pairs.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,14 @@ def test_the_tenant_of_a_data_set_is_the_tenant_of_its_job() -> None:
     assert load_settings().home / "tenants" / "guests" in data_roots(load_settings(), job_chain.tenant)
     with pytest.raises(ValidationError, match="tenant_id"):
         JobSpec.model_validate({**body, "tenant": "others"})
+
+
+def test_the_tenant_of_rows_on_a_data_worker_is_that_of_the_chain() -> None:
+    config = {"path": "/datasets/a/b.jsonl", "data_worker": "http://w:8892", "tenant_id": "guests"}
+    nodes = [{"type": "data_source", "config": config}, {"type": "trainer"}]
+    assert check({"nodes": nodes}) == []
+    assert resolve(ChainSpec.model_validate({"nodes": nodes})).tenant == "guests"
+    assert [reason.code for reason in check({"nodes": nodes, "tenant": "others"})] == ["E-SPEC-KEY"]
 
 
 def test_a_data_source_has_no_tenant_of_its_own() -> None:

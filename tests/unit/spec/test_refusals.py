@@ -42,6 +42,7 @@ FACTS = RunFacts(
     devices=frozenset({Device.CPU}),
     embedded=False,
     may_mirror=lambda address: address.startswith("gs://bucket/"),
+    data_workers=frozenset({"http://worker.example:8892"}),
     may_read=lambda address: address.startswith("s3://bucket/"),
     has_module=lambda name: name != "pytorch_optimizer",
     confines_code=lambda: False,

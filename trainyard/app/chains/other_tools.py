@@ -12,13 +12,15 @@ import yaml
 from pydantic import Field
 
 from trainyard.app.chains.eject import trainer_of
+from trainyard.app.chains.launch_files import LAUNCHERS
 from trainyard.app.context import Context
 from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.responses import Response
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError
+from trainyard.json_types import JsonObject
 from trainyard.operations.chains import ExportConfigInput, ImportInput
-from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.exporters import EXPORTERS, export_trainer
 from trainyard.spec.imports.conversion import ConfigTool, Imported, KeyResult, import_config, refuse_import
 from trainyard.spec.imports.keys import Config, KeyStatus, describe
@@ -266,12 +268,19 @@ class ExportOutput(Response):
 
 
 def export_chain(request: ExportConfigInput, context: Context) -> ExportOutput:
-    """Write a trainer as a config.
+    """Write a trainer as a config of another tool, or a chain as a job of another launcher.
 
     Raises `NotFound` (`E-NODE`), `Refused` (`E-EXPORT`) for a stage or method that the tool does not have, `Conflict`
     (`E-FILE-EXISTS`).
     """
-    chain = resolve_chain(parse_request(request.target).spec, context.settings)
+    spec = parse_request(request.target).spec
+    chain = resolve_chain(spec, context.settings)
+    if request.to in LAUNCHERS:
+        return export_launch(request, spec, chain, context)
+    if request.gpu:
+        raise InvalidInput(
+            f"A config of {EXPORTERS[request.to].title} names no GPU.", do="Remove --gpu.", code="E-PARAMETER"
+        )
     node = trainer_of(chain, request.node)
     config = node.config
     if not isinstance(config, TrainerConfig):
@@ -279,12 +288,39 @@ def export_chain(request: ExportConfigInput, context: Context) -> ExportOutput:
     export = export_trainer(config, source_of(node, chain), request.to)
     for note in export.notes:
         context.say(note)
-    head = [f"A config of {EXPORTERS[request.to].title}, from {node.id} of the chain {chain.name}.", *export.notes]
-    comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
-    text = comments + yaml.safe_dump(export.value, sort_keys=False, allow_unicode=True)
+    title = f"A config of {EXPORTERS[request.to].title}, from {node.id} of the chain {chain.name}."
+    return write_export(request, title, export.value, export.notes)
+
+
+def export_launch(request: ExportConfigInput, spec: ChainSpec, chain: ResolvedChain, context: Context) -> ExportOutput:
+    """Write a whole chain for another launcher. Raises `Refused` (`E-EXPORT`), `InvalidInput` (`E-PARAMETER`)."""
+    title, export = LAUNCHERS[request.to]
+    if request.node is not None:
+        raise InvalidInput(f"{title} runs whole chains.", do="Remove --node.", code="E-PARAMETER")
+    value, notes = export(spec, chain, request.gpu)
+    for note in notes:
+        context.say(note)
+    return write_export(request, f"The chain {chain.name} for {title}.", value, notes)
+
+
+def write_export(request: ExportConfigInput, title: str, value: JsonObject, notes: tuple[str, ...]) -> ExportOutput:
+    """Return the file, below its notes; write it where `out` says. Raises `Conflict` (`E-FILE-EXISTS`)."""
+    comments = "".join(f"# {' '.join(line.split())}\n" for line in (title, *notes))
+    text = comments + yaml.dump(value, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=1000)
     if request.out is not None:
         write_new(request.out, text)
-    return ExportOutput(text=text, out=request.out, notes=export.notes)
+    return ExportOutput(text=text, out=request.out, notes=notes)
+
+
+class BlockDumper(yaml.SafeDumper):
+    """Writes texts of several lines, such as scripts, as blocks."""
+
+
+def represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+BlockDumper.add_representer(str, represent_text)
 
 
 def source_of(node: ResolvedNode, chain: ResolvedChain) -> DataSourceConfig | None:

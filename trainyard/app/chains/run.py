@@ -96,6 +96,7 @@ def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]
         waits=waits,
         called=called,
         key=make_run_key(context),
+        queue=request.queue,
     )
     return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
 
@@ -134,9 +135,17 @@ def tags_of(chain: ResolvedChain, context: Context) -> list[str]:
 
 def continue_ended_run(request: RunInput, context: Context) -> RunResult:
     """Return an ended run, started again."""
-    if request.parameters or request.preset or request.refresh or request.refresh_from or request.tags or request.group:
+    if (
+        request.parameters
+        or request.preset
+        or request.refresh
+        or request.refresh_from
+        or request.tags
+        or request.group
+        or request.queue
+    ):
         raise InvalidInput(
-            "A run that is continued takes no parameters, preset, tags, group or refresh.",
+            "A run that is continued takes no parameters, preset, tags, group, queue or refresh.",
             why="It continues with those that it was started with.",
             do="Start a new run of the template or file.",
             code="E-PARAMETER",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import fields
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal
 
@@ -387,7 +388,7 @@ def retry_job(request: requests.RetryInput, context: Context) -> RunResult:
     """
     runs = connect_runs(context.settings)
     row = runs.find_job(request.job, context.caller.tenant)
-    target, parameters = read_run_request(row, runs)
+    target, parameters = replace_max_spend(read_run_request(row, runs), request.max_spend)
     tags = tuple(
         tag for tag in row["tags"] if not is_reserved(tag) and not tag.startswith(REFRESH_FROM) and tag != REFRESH_TAG
     )
@@ -395,6 +396,23 @@ def retry_job(request: requests.RetryInput, context: Context) -> RunResult:
     work = () if request.refresh else (f"{CONTINUES_TAG}{find_continued_run(row['tags']) or row['run_id']}",)
     again = RunInput(target=target, parameters=parameters, refresh=request.refresh, watch=request.watch, tags=tags)
     return start(again, context, own_tags=(*chain, *work))
+
+
+def replace_max_spend(
+    request: tuple[str | JsonObject, JsonObject], usd: Decimal | None
+) -> tuple[str | JsonObject, JsonObject]:
+    """Return the request of a run with another limit of money. Raises `InvalidInput` (`E-PARAMETER`)."""
+    target, parameters = request
+    if usd is None:
+        return request
+    if target == JOB:
+        return target, {**parameters, "max_spend": str(usd)}
+    if isinstance(target, Mapping):
+        return {**target, "max_spend": str(usd)}, parameters
+    raise InvalidInput(
+        f"The template {target} has no max_spend.", why="Only chains and jobs have one.",
+        do="Set max_spend_per_run in trainyard.toml.", code="E-PARAMETER",
+    )  # fmt: skip
 
 
 def read_run_request(row: JsonObject, runs: RunsClient) -> tuple[str | JsonObject, JsonObject]:

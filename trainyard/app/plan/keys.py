@@ -84,7 +84,8 @@ def content_key(node: ResolvedNode, inputs: Mapping[Port, Sequence[Reference]], 
 def choices_of(config: TrainerConfig, inputs: Mapping[Port, Sequence[Reference]], settings: Settings) -> MachineChoices:
     """Return what this machine decides for a trainer, by the base that the trainer gets."""
     models = inputs.get(Port.MODEL, ())
-    base = resolve_model(config.base_model or settings.default_base_model, settings).path
+    is_elsewhere = config.backend.facts.provider is not None
+    base = None if is_elsewhere else resolve_model(config.base_model or settings.default_base_model, settings).path
     return decide_choices(config, models[0].path if models else base, settings)
 
 
@@ -145,7 +146,8 @@ def list_needed_models(node: ResolvedNode, settings: Settings) -> list[str]:
     config, default = node.config, settings.default_base_model
     match config:
         case TrainerConfig():
-            return [config.base_model or default, *filter(None, [config.stage.teacher_model])]
+            own = [] if config.backend.facts.provider else [config.base_model or default]
+            return [*own, *filter(None, [config.stage.teacher_model])]
         case ValidatorConfig():
             return [config.tokenizer or default]
         case AiGeneratorConfig() if config.engine in (GeneratorKind.LOCAL, GeneratorKind.VLLM):
@@ -169,7 +171,7 @@ def trainer_identity(config: TrainerConfig, settings: Settings) -> Iterator[Depe
 
 def source_digest(source_set: SourceSet, settings: Settings, run_id: str) -> str:
     """Local files by name, size and time of change; what is pinned by its pin; a URL or a repository by the run."""
-    if (remote := find_place(source_set)) is not None:
+    if (remote := find_place(source_set, settings)) is not None:
         pin = read_pin(remote, settings)
         return f"run/{run_id}/unlisted" if pin is None else pin.digest
     if source_set.sql is not None and source_set.sql.files:

@@ -52,6 +52,7 @@ def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> 
         missing_key=lambda config: find_missing_key(config, settings),
         may_mirror=settings.may_mirror,
         may_read=settings.may_read,
+        data_workers=settings.listed_data_workers,
         path_problem=path_problem,
         backends=probe_backends(settings),
         base=lambda name: find_base_facts(name, settings),
@@ -132,4 +133,4 @@ def is_local(config: DataSourceConfig) -> bool:
 
 
 def is_local_set(source_set: SourceSet) -> bool:
-    return not source_set.data_worker and find_kind(source_set) is None
+    return find_kind(source_set) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,12 @@ from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import InvalidInput
+from trainyard.json_types import JsonObject
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.latent import LatentSettings
 from trainyard.spec.axes.stages import DistillSettings, PpoSettings, Stage
+from trainyard.spec.axes.strategies import TorchftSettings
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.compat.run import length_advice
 from trainyard.spec.estimate.shape import BaseFacts
@@ -35,6 +38,7 @@ from trainyard.spec.estimate.timing import default_interval, save_steps
 from trainyard.spec.packages import LIGER
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
+from trainyard.train.checkpoint.state import restore_weights
 from trainyard.train.contracts import Encoded, Head, Scores, StageSpec
 from trainyard.train.evaluation import HeldOut, build_prompt
 from trainyard.train.latent import table as latent
@@ -72,7 +76,7 @@ from trainyard.train.rows.tokens import TokenLedger, require_accepted, require_t
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.determinism import find_refusal, prefer_deterministic
 from trainyard.train.session.parallelism import SingleProcess
-from trainyard.train.session.session import AUTOCAST, Session, TrainState
+from trainyard.train.session.session import AUTOCAST, COUNTERS, Session, TrainState
 
 LOGITS_AT_ONCE = 1 << 26
 """Most logits of a micro-batch in memory at once: 256 MiB in float32. Above it the head is chunked."""
@@ -355,6 +359,16 @@ def require_room(module: LatentModule, context: int | None, max_length: int) -> 
         )
 
 
+def gather_policy(policy: Policy, session: Session, job: TrainingJob) -> Policy:
+    """Return the policy with its complete trained weights. Where they are sharded, the policy is loaded again."""
+    if not session.parallelism.is_sharded:
+        return policy
+    weights = session.snapshot().parts["weights"]
+    whole = build(policy_request(job, "cpu"), with_reference=False)
+    restore_weights(whole.model, weights)
+    return whole
+
+
 def save_trained(policy: Policy, job: TrainingJob, device: str, target: Path, *, verify: bool = True) -> None:
     """Write the adapter or the model, and next to it the weights of its latent technique.
 
@@ -392,10 +406,12 @@ def open_session(
     """Open the session of a policy; each rank opens its own side. `location` is the device and a folder."""
     config, (device, folder) = job.config, location
     set_seed(config.hyperparameters.seed + (team.rank if team else 0))  # each drops out other places
-    groups, parallelism = parameter_groups(policy, config), SingleProcess()
+    groups = parameter_groups(policy, config)
+    parallelism: SingleProcess
     if isinstance(config.stage, PpoSettings):
         groups = split_groups(groups, config.stage.critic_learning_rate)
     if team is None:
+        parallelism = open_island(policy, config)
         optimizer = make_optimizer(groups, config)
     else:
         parallelism = make_strategy(team, policy.model, config.launch)
@@ -415,7 +431,30 @@ def open_session(
         rotation=policy.rotation,
         parallelism=parallelism,
     )
-    return Session(engine, folder) if team is None else SharedSession(engine, folder, team)
+    session = Session(engine, folder) if team is None else SharedSession(engine, folder, team)
+    parallelism.share_state(lambda: read_progress(session), lambda parts: session._take_over(parts, everything=True))
+    return session
+
+
+def read_progress(session: Session) -> JsonObject:
+    """Return a copy of what an island that comes back takes over besides the weights."""
+    engine = session.engine
+    parts = {
+        "optimizer": engine.optimizer.state_dict(),
+        "rate": engine.rate.state_dict(),
+        "scaler": session.scaler.state_dict(),
+        "counters": {name: getattr(session, name) for name in COUNTERS},
+    }
+    return deepcopy(parts)
+
+
+def open_island(policy: Policy, config: TrainerConfig) -> SingleProcess:
+    """Return the island of torchft that this process is, or a process by itself."""
+    if not isinstance(config.launch.diloco, TorchftSettings):
+        return SingleProcess()
+    from trainyard.train.parallel.torchft_island import TorchftIsland  # torchft is an extra
+
+    return TorchftIsland(policy.model, config.launch.diloco)
 
 
 def load_tokenizer(job: TrainingJob, events: Events) -> PreTrainedTokenizerBase:

@@ -10,4 +10,6 @@ SHARED_PROGRAM = "trainyard.backends.native.ranks:train"
 
 """Of a distributed training: rank 0 runs the program; the other ranks follow it."""
 PACKAGES = ("torch", "transformers", "peft", "safetensors")
-BACKEND = OwnProgram(BackendName.NATIVE, "trainyard", PACKAGES, SHARED_PROGRAM)
+BACKEND = OwnProgram(
+    BackendName.NATIVE, "trainyard", PACKAGES, SHARED_PROGRAM, islands="trainyard.backends.native.islands:train"
+)

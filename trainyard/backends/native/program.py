@@ -9,6 +9,7 @@ the first number is drawn.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +26,13 @@ from trainyard.backends.native.assembly import (
     NativeRun,
     assemble,
     choose_attention_kernel,
-    policy_request,
+    gather_policy,
     save_trained,
     set_determinism,
 )
 from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, RUNG, log_restart
 from trainyard.backends.trl.loading import pick_device, template_sha256
+from trainyard.callbacks import ignore
 from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.compute.gpus import device_memory
 from trainyard.data.renderers.choice import choose_template
@@ -45,16 +47,14 @@ from trainyard.spec.training import EvalSettings, TrainerConfig
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoint.checkpoints import require_space
 from trainyard.train.checkpoint.mirror import find_step
-from trainyard.train.checkpoint.state import Snapshot, require_same, restore_weights
+from trainyard.train.checkpoint.state import Snapshot, require_same
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
-from trainyard.train.contracts import StepRecord
+from trainyard.train.contracts import Cursor, StepRecord
 from trainyard.train.evaluation import PeriodicEvaluation
 from trainyard.train.history import choose_comparison
 from trainyard.train.loop import Save, count_done
 from trainyard.train.loop import train as run_loop
 from trainyard.train.losses.scoring import CRITIC
-from trainyard.train.methods.contract import Policy
-from trainyard.train.methods.table import build
 from trainyard.train.model.precision import find_accelerator
 from trainyard.train.optimizers import optimizer_facts
 from trainyard.train.parallel.session import PEERS
@@ -140,8 +140,16 @@ def teacher_shape(job: TrainingJob) -> ModelShape | None:
 
 
 def train_on_device(
-    job: TrainingJob, folder: Path, events: Events, device: str, *, team: Team | None = None, server: object = None
+    job: TrainingJob,
+    folder: Path,
+    events: Events,
+    device: str,
+    *,
+    team: Team | None = None,
+    server: object = None,
+    ready: Callable[[], None] = ignore,
 ) -> None:
+    """Train from the newest checkpoint to the end; `ready` is called when everything has loaded."""
     mirror = mirror_address(job)
     checkpoint = find_newest(folder / CHECKPOINT_FOLDER, mirror)
     restarted_from = log_restart(folder / DECISIONS_FILE, checkpoint, events)
@@ -152,6 +160,7 @@ def train_on_device(
     began_with = frame.sum_bits(run.policy.model)  # as at its very first step, also where it continues
     if checkpoint.path is not None:
         resume(run, checkpoint.path, events)
+    ready()
     events.emit("begin", restarted_from=restarted_from, **begin_facts(run))
     started, evaluation = time.monotonic(), job.config.eval
     tracked_run = TrackedRun(folder, "trainyard", job.digest[:12], job.config.model_dump(mode="json"))
@@ -181,7 +190,7 @@ def train_on_device(
             save_steps=run.save_steps,
             stop=lambda: events.stop_requested() or is_at_stop(run),
             hooks=[
-                ExchangeReporter(run.session),
+                ExchangeReporter(run),
                 *build_evaluation(run, save, events),
                 StepReporter(run, report),
                 ConstantRewards(events.emit),
@@ -198,7 +207,7 @@ def train_on_device(
         take_best(run, folder / CHECKPOINT_FOLDER, mirror)
     run.session.show_served()
     frame.require_moved(job, run.policy.model, began_with, explain_standstill(run))
-    run.policy = build_served_policy(run)
+    run.policy = gather_policy(run.policy, run.session, run.job)
     record = training_record(run, time.monotonic() - started)
     frame.require_finite_weights(run.policy.model)
     frame.save_result(job, folder, record, lambda target: write_result(run, target))
@@ -207,7 +216,7 @@ def train_on_device(
 
 def outlives(job: TrainingJob) -> bool:
     """Return whether checkpoints of a job stay after its end, where that of its last step belongs then."""
-    return job.config.engine.mirror is not None or (job.config.eval is not None and job.config.eval.best_outlive)
+    return mirror_address(job) is not None or (job.config.eval is not None and job.config.eval.best_outlive)
 
 
 def is_at_stop(run: NativeRun) -> bool:
@@ -287,11 +296,15 @@ def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str
 class ExchangeReporter:
     """Adds what the processes exchanged to each step's metrics: of islands, steps and bytes."""
 
-    def __init__(self, session: Session) -> None:
-        self.parallelism = session.parallelism
+    def __init__(self, run: NativeRun) -> None:
+        self.run, self.parallelism = run, run.session.parallelism
 
     def on_step(self, record: StepRecord) -> None:
         record.metrics.update(self.parallelism.facts())
+        if self.parallelism.healed:  # the state of another island, with its steps
+            epoch, step = divmod(count_done(self.run.session), self.run.feed.plan.steps_per_epoch)
+            self.run.progress.cursor = Cursor(epoch, step, 0)
+            self.parallelism.healed = False
 
 
 class StepReporter:
@@ -340,16 +353,6 @@ def begin_facts(run: NativeRun) -> JsonObject:
         "attention": str(run.policy.model.config._attn_implementation),
         "attention_why": choose_attention_kernel(run.job, run.device).why,
     }
-
-
-def build_served_policy(run: NativeRun) -> Policy:
-    """Return the policy with its complete trained weights. Where they are sharded, the policy is loaded again."""
-    if not run.session.parallelism.is_sharded:
-        return run.policy
-    weights = run.session.snapshot().parts["weights"]
-    whole = build(policy_request(run.job, "cpu"), with_reference=False)
-    restore_weights(whole.model, weights)
-    return whole
 
 
 def training_record(run: NativeRun, seconds: float) -> JsonObject:

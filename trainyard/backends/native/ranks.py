@@ -6,6 +6,8 @@ side of the session, and carry out its commands; they never see the data.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainyard.backends.frame import read_job
@@ -19,7 +21,7 @@ from trainyard.compute.rank_process import RANKS_FOLDER
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
 from trainyard.train.contracts import Head
-from trainyard.train.parallel.islands import join_islands
+from trainyard.train.parallel.islands import divide_team
 from trainyard.train.parallel.session import END, SharedSession, serve
 from trainyard.train.parallel.team import Team
 
@@ -29,18 +31,19 @@ def train(folder: Path, events: Events) -> None:
     job = read_job(folder)
     device = pick_device(job.config.device)
     with join_ranks(folder, device) as team:
-        islands = job.config.launch.islands
-        crew = join_islands(team, islands) if islands > 1 else team
+        crew = divide_team(team, job.config.launch.islands)
         if crew.leading:
-            lead(folder, events, crew)
+            with leading(crew):
+                program.train(folder, events, crew)
         else:
             follow(folder, events, crew, device)
 
 
-def lead(folder: Path, events: Events, team: Team) -> None:
-    """Run the program, and let the others go when it ends in a way that they can know of."""
+@contextmanager
+def leading(team: Team) -> Iterator[None]:
+    """Let the other ranks go when the block ends in a way that they can know of."""
     try:
-        program.train(folder, events, team)
+        yield
     except (Stopped, TrainyardError):
         if not team.broken:
             team.broadcast_command(END)

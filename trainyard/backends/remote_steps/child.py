@@ -27,7 +27,7 @@ from trainyard.train.contracts import Generated, Sampling, StopReason
 
 WORKER_MODULE = "trainyard_worker.step_service"
 ADDRESS, KEY = "TRAINYARD_STEP_ADDRESS", "TRAINYARD_STEP_KEY"
-END_S = 120.0
+END_S = 90.0
 """Seconds that the child has to let go of what is paid for, after its input is closed."""
 QUIET = {"TINKER_TELEMETRY": "0", "TOGETHER_NO_ANALYTICS": "1"}
 Answer = Any

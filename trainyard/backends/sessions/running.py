@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict
 
+from trainyard.backends import programs
 from trainyard.backends.base import check
 from trainyard.backends.job import TrainingJob, prepare_job
 from trainyard.backends.sessions.records import (
@@ -24,9 +24,12 @@ from trainyard.compute.supervise import DesiredState, Outcome, Status, keep_runn
 from trainyard.errors import InvalidInput, TrainyardError, from_fields
 from trainyard.inherited import key_variable
 from trainyard.settings import Settings
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.stores.whole import write_json_durably
 
 PROGRAM = "trainyard.backends.native.sessions.program:serve"
+SHARED_PROGRAM = "trainyard.backends.native.sessions.ranks:train"
+"""Of a session that several processes share."""
 POLL_S = 0.2
 COUNTERS = ("global_step", "op_seq", "saved_op_seq", "next_op_seq", "resumed_after")
 """What events say of how far a session is."""
@@ -86,9 +89,11 @@ def run_session(
             write_status(folder, SessionState.OPEN, run=run)
         on_event(event)
 
+    is_alone = session.job.config.launch.strategy is Strategy.SINGLE
     outcome = supervise(
-        [sys.executable, "-P", "-m", "trainyard.compute.launch", PROGRAM, str(folder)], folder,
-        env=key_environment(settings), desired_state=desired_state, on_event=note, budget_s=record.budget_s,
+        programs.command(session.job, PROGRAM if is_alone else SHARED_PROGRAM, folder), folder,
+        env={**({} if is_alone else programs.environment(session.job)), **key_environment(settings)},
+        desired_state=desired_state, on_event=note, budget_s=record.budget_s,
         poll_s=poll_s,
     )  # fmt: skip
     remove_socket(folder)

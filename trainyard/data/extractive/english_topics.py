@@ -37,7 +37,9 @@ COMMONEST = -10.8
 ADVICE = ("can", "should", "must", "may", "could")
 CUT_OFF = re.compile(r"\s*(?:[&/\"“”‘(\[]|, (?!and |or |but |so |then )|(?:and|or) )")
 """What follows an object that is not all of it."""
-UNFIT = re.compile(r"[\"“”()\[\]|<>=&]|^(?:our|my|an?|its?|all|any|some) |^\d|^(?:the )?(?:corresponding|additional|associated) ")
+UNFIT = re.compile(
+    r"[\"“”()\[\]|<>=&]|^(?:our|my|an?|its?|all|any|some) |^\d|^(?:the )?(?:corresponding|additional|associated) "
+)
 
 
 def gerund(verb: str) -> str:

@@ -210,11 +210,12 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         if defined and re.match(r"What (?:is|are) ", entry.topic) and entry.answer.startswith(opening or ""):
             continue  # the definition asks for it
         location = f"{where}{colon}{entry.context}" if entry.context else where
-        if entry.rule in ("listing", "steps") and question:
+        own_heading = entry.topic == topic
+        if entry.rule in ("listing", "steps") and question and own_heading:
             if not opening:
                 yield Fact("question", question, title, entry.answer, 1)
             continue
-        if entry.rule in ("listing", "steps") or entry.topic.lower() == topic.lower():
+        if (entry.rule in ("listing", "steps") and own_heading) or entry.topic.lower() == topic.lower():
             location = title
         yield Fact(
             entry.rule, entry.topic, location, entry.answer, entry.worth + 1, clause=entry.clause, placed=entry.placed

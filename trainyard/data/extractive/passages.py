@@ -37,6 +37,8 @@ LEAST_WORDS = 8
 PART_POINTS = {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 1.5, OTHER: 0.5, INNER: 0.5}
 REPEATED, CODE, NAMED, LONG, FIRST = 1.5, 1.5, 0.5, 1.0, 0.5
 """Points of a phrase that occurs again, is code, is a name, has two words, or is in the first sentence."""
+WEAK_FRONT = 1.0
+"""Points that a single German noun in front of the subject has fewer: "Durch Klick auf …"."""
 ACTIVITY = 0.5
 """Points that something to do has fewer than a subject."""
 LEAST_POINTS = 3.0
@@ -132,6 +134,7 @@ class Candidate:
     points: float
     is_activity: bool = False
     """Whether it is something to do, which another text has in other words."""
+    is_subject: bool = False
 
     def is_in(self, text: str) -> bool:
         """Whether a text, as `plain_text`, has the phrase."""
@@ -167,12 +170,14 @@ def candidates_of(sentence: str, language: str, vocabulary: Collection[str]) -> 
         for text, is_activity in english_topics.topics(sentence, vocabulary):
             points = PART_POINTS[SUBJECT] + CODE * ("`" in text) + LONG * (" " in text)
             certain.append(text)
-            yield Candidate(text, text, points - ACTIVITY * is_activity, is_activity)
+            yield Candidate(text, text, points - ACTIVITY * is_activity, is_activity, not is_activity)
     if language == GERMAN:
         for text, most in german_topics.topics(sentence):
             points = PART_POINTS[SUBJECT if most == german_topics.SUBJECT_SENTENCES else OBJECT]
             certain.append(text)
-            yield Candidate(text, german_topics.in_question(text, sentence), points + LONG * (" " in text))
+            is_subject = most == german_topics.SUBJECT_SENTENCES
+            wording = german_topics.in_question(text, sentence)
+            yield Candidate(text, wording, points + LONG * (" " in text), is_subject=is_subject)
         if doing := german_topics.activity(sentence):
             yield Candidate(doing, doing, PART_POINTS[SUBJECT] + LONG - ACTIVITY, is_activity=True)
     for phrase in noun_phrases(sentence, language):
@@ -180,15 +185,17 @@ def candidates_of(sentence: str, language: str, vocabulary: Collection[str]) -> 
             quoted = language == GERMAN and "`" not in phrase.text
             points = PART_POINTS[phrase.part] + (CODE if "`" in phrase.text else NAMED * phrase.is_name)
             points += LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
+            points -= WEAK_FRONT * (phrase.part == FRONT and language == GERMAN and phrase.words == 1)
             yield Candidate(phrase.text, f"„{phrase.text}“" if quoted else phrase.text, points)
 
 
 def choose_topics(
-    candidates: list[Candidate], most: int, other_sentences: Collection[str], is_new: Callable[[str], bool]
-) -> list[Candidate]:
-    """Return up to `most` topics: phrases that no other sentence has.
+    candidates: list[Candidate], most: int, other_sentences: Collection[str], other_subjects: Collection[str],
+    is_new: Callable[[str], bool],
+) -> list[Candidate]:  # fmt: skip
+    """Return up to `most` topics: phrases that no other sentence has, or subjects that no other sentence is about.
 
-    `other_sentences` are those of the same section as `plain_text`; `is_new` is false for the words of its headings.
+    `other_sentences` are those of the same section as `plain_text`, `other_subjects` what they are about; `is_new` is false for the words of its headings.
     Two phrases named together, neither of which is the topic alone, make a question that nobody would ask.
     """
     topics: list[Candidate] = []

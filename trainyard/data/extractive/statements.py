@@ -17,7 +17,7 @@ from trainyard.data.extractive import clauses, english, german, passages, senten
 from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
-from trainyard.data.extractive.leads import ask_lead
+from trainyard.data.extractive.leads import ask_lead, goal_of_lead, heading_of
 from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.passages import Candidate, Passage
@@ -160,7 +160,9 @@ class Reader:
             besides = topics_by_answer.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
             for candidate in self.topics(passage, topic, most, besides):
                 answer = self.answer_about(candidate, passage)
-                yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(passage.sentences))
+                yield Statement(
+                    candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(passage.sentences)
+                )
         yield from self.read_shared(section_passages, topic)
 
     def answer_about(self, candidate: Candidate, passage: Passage) -> str:
@@ -169,8 +171,10 @@ class Reader:
         index = next((number for number, part in enumerate(parts) if candidate.is_in(plain_text(part))), 0)
         rest = " ".join(parts[index:])
         named = re.match(r"(?:the|der|die|das|den) \S+$", candidate.text, re.I)
-        sound = num_words(rest) >= LEAST_PART and soundness.is_whole(rest, self.language) and is_sentence(
-            sentences.sentences(rest)[0], self.language
+        sound = (
+            num_words(rest) >= LEAST_PART
+            and soundness.is_whole(rest, self.language)
+            and is_sentence(sentences.sentences(rest)[0], self.language)
         )
         return rest if sound and not named and not soundness.ADDS.search(sentences.sentences(rest)[0]) else passage.text
 
@@ -199,7 +203,9 @@ class Reader:
                 answer = " ".join(groups[index] for index in having)
                 if num_words(answer) > MOST_SHARED_WORDS or answer in used:
                     continue
-                if self.language == ENGLISH and POINTERS[ENGLISH].search(re.sub(r"^(?:the|all|each) ", "", candidate.text)):
+                if self.language == ENGLISH and POINTERS[ENGLISH].search(
+                    re.sub(r"^(?:the|all|each) ", "", candidate.text)
+                ):
                     continue
                 used.add(answer)
                 self.used_phrases.add(key)
@@ -220,10 +226,13 @@ class Reader:
             blocks = list(group)
             if list_id:
                 yield from self.read_list(blocks, topic, whole=list_id not in parted)
+                for block in blocks:
+                    if block.text in codes:
+                        yield from self.read_code(block, codes.pop(block.text), topic)
                 continue
             for block in blocks:
                 if block.text in codes:
-                    yield from self.read_code(block, codes[block.text], topic)
+                    yield from self.read_code(block, codes.pop(block.text), topic)
                 if not only_refers(block.text) and not block.label:
                     yield from self.read_paragraph(block.text, topic)
                 elif block.label and not only_refers(block.text):
@@ -274,10 +283,8 @@ class Reader:
         pointer = POINTERS[self.language]
         near = topic and place_of(self.title, topic, ": ") != self.title
         own_sentences = {plain_text(sentence) for sentence in passage.sentences}
-        if near:  # other sentences of the section may mention a topic, but are not about it
-            other_sentences = [about for text, about in self.section_topics.items() if text not in own_sentences]
-        else:
-            other_sentences = [text for text in self.sentences if text not in own_sentences]
+        others = [text for text in (self.section_sentences if near else self.sentences) if text not in own_sentences]
+        subjects = [self.section_topics[text] for text in others] if near else others
         used_words = set(CONTENT[self.language](besides))
 
         def is_new(phrase: str) -> bool:
@@ -289,7 +296,7 @@ class Reader:
             bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
             if content and not used_words & content and not (self.language == ENGLISH and pointer.search(bare)):
                 candidates.append(candidate)
-        topics = passages.choose_topics(candidates, most, other_sentences, is_new)
+        topics = passages.choose_topics(candidates, most, others, subjects, is_new)
         self.used_phrases |= {(topic, candidate.text.lower()) for candidate in topics}
         return topics
 
@@ -339,7 +346,7 @@ class Reader:
             asks.sort(key=lambda statement: statement.rule not in ("condition_do", "condition", "purpose"))
             if asks:
                 yield asks[0]
-            elif goal := goal_of(command, self.language, self.vocabulary):
+            elif goal := goal_of_lead(command, self.language) or goal_of(command, self.language, self.vocabulary):
                 yield Statement("purpose", goal, answer, 0, "", True)
         elif not before or self.follows(before[0]) or num_words(block.text) > MOST_ANSWER_WORDS:
             return
@@ -440,25 +447,28 @@ class Reader:
         words = sum(num_words(text) for text in texts)
         name = topic if topic and not BARE.fullmatch(topic) and topic.lower() != self.title.lower() else ""
         labelled = sum(labelled_value(text) is not None for text in texts)
-        if labelled * 2 > len(texts):
+        is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
+        if (labelled * 2 > len(texts) or len(texts) == len(covered)) and not is_lead:
             return
-        if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
+        if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4:
             return
         if not whole or any(block.text.rstrip().endswith((":", "：")) for block in items):
             return  # a list of this list is missing in it
         ordered = bool(items[0].number)
-        is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
         joined = "; ".join(texts)
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
         if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
-            sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
+            told = re.sub(r"\b(?:the )?following (?=\w)|\bfolgende[nrms]? (?=\w)", "", lead.rstrip(" :："))
+            sound = self.is_usable(f"{told}.") and num_words(lead) >= LEAST_LEAD
             for candidate in self.topics(Passage((lead,)), topic, 1) if sound else ():
                 yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(texts))
         if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
-        elif items[0].depth > 1:
+        elif is_lead and (heading := heading_of(lead, self.language)):
+            yield Statement("listing", heading, ended(joined), 1, sentences=len(texts))
+        elif (labelled * 2 > len(texts) or len(texts) == len(covered)) or items[0].depth > 1:
             return  # its lead says what it lists, and no heading does
         elif name and ordered and instructs:
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))
@@ -573,6 +583,7 @@ def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
     goal = sentence[match.end() :] if match else ""
     if not goal and clauses.begins_with_command(sentence):
         goal = sentence[0].lower() + sentence[1:]
+    goal = re.sub(r"(?:,? (?:by|and) )?(?:running|executing|using|run|typing|calling)(?: the command)?$", "", goal)
     if english.DANGLING.search(goal) or len(goal.split()) < LEAST_LEAD or re.search(r"[,;()]|\b(?:and|or)\b", goal):
         return ""
     return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal

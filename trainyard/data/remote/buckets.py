@@ -47,7 +47,7 @@ def is_bucket_set(source: SourceSet) -> bool:
     return source.in_bucket
 
 
-def open_place(source: SourceSet) -> BucketPlace:
+def open_place(source: SourceSet, _settings: Settings) -> BucketPlace:
     """Return the file or the prefix that a set names."""
     assert source.url is not None
     return BucketPlace(source.url)
@@ -55,7 +55,7 @@ def open_place(source: SourceSet) -> BucketPlace:
 
 def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
     """Download the files of the set. Raises what `BucketPlace` raises."""
-    return fetch_folder(open_place(job.source), job)
+    return fetch_folder(open_place(job.source, job.settings), job)
 
 
 @dataclass(frozen=True)

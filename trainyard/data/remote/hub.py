@@ -28,7 +28,7 @@ def is_hub_set(source: SourceSet) -> bool:
     return source.hub is not None
 
 
-def open_place(source: SourceSet) -> HubPlace:
+def open_place(source: SourceSet, _settings: Settings) -> HubPlace:
     """Return the split that a set names."""
     assert source.hub is not None
     return HubPlace(source.hub)
@@ -36,7 +36,7 @@ def open_place(source: SourceSet) -> HubPlace:
 
 def fetch_set(job: FetchJob) -> Iterator[LocalSet]:
     """Fetch the files of the split in their order. Raises what `HubPlace` raises."""
-    return fetch_in_order(open_place(job.source), job)
+    return fetch_in_order(open_place(job.source, job.settings), job)
 
 
 @dataclass(frozen=True)

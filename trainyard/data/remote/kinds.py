@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from trainyard.data.remote import buckets, databases, hub
+from trainyard.data.remote import buckets, databases, hub, repositories
 from trainyard.data.remote.fetching import FetchJob, LocalSet, RemotePlace, pin_place, read_pin
 from trainyard.settings import Settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
@@ -26,7 +26,7 @@ class RemoteKind(NamedTuple):
     match: Callable[[SourceSet], bool]
     fetch: Callable[[FetchJob], Iterator[LocalSet]]
     """Yields the set with more and more of its files, the last time with all of them."""
-    pin: Callable[[SourceSet], RemotePlace] | None = None
+    pin: Callable[[SourceSet, Settings], RemotePlace] | None = None
 
 
 def fetch_address(job: FetchJob) -> Iterator[LocalSet]:
@@ -37,6 +37,7 @@ def fetch_address(job: FetchJob) -> Iterator[LocalSet]:
 
 
 KINDS: tuple[RemoteKind, ...] = (
+    RemoteKind("data worker", repositories.is_worker_set, repositories.fetch_set, repositories.open_place),
     RemoteKind("hub", hub.is_hub_set, hub.fetch_set, hub.open_place),
     RemoteKind("bucket", buckets.is_bucket_set, buckets.fetch_set, buckets.open_place),
     RemoteKind("sql", databases.is_database_set, databases.fetch_set),
@@ -50,17 +51,17 @@ def find_kind(source: SourceSet) -> RemoteKind | None:
     return next((kind for kind in KINDS if kind.match(source)), None)
 
 
-def find_place(source: SourceSet) -> RemotePlace | None:
+def find_place(source: SourceSet, settings: Settings) -> RemotePlace | None:
     """Return the place of a set that is pinned; None for any other set."""
     kind = find_kind(source)
-    return kind.pin(source) if kind is not None and kind.pin is not None else None
+    return kind.pin(source, settings) if kind is not None and kind.pin is not None else None
 
 
 def pin_sources(
     config: DataSourceConfig, settings: Settings, *, run: str, refresh: bool, say: Callable[[str], None]
 ) -> None:
     """Pin every set of a data source that can be pinned, and report changes. Raises the errors of `pin_place`."""
-    for remote in (find_place(source) for _, _, source in config.named_sets()):
+    for remote in (find_place(source, settings) for _, _, source in config.named_sets()):
         if remote is not None:
             before = read_pin(remote, settings)
             pin = pin_place(remote, settings, run=run, refresh=refresh)

@@ -86,26 +86,122 @@ class Benchmark:
     """How much worse the candidate may be when the benchmark was not listed but taken by default."""
     default_relative_margin: float = 0.0
     """The same as a share of the baseline's value; the larger of the two counts."""
+    means: str = ""
+    """The value of a row, for the manual."""
 
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "heldout_loss": Benchmark(likelihood.heldout_loss, "nats per answer token", False, "answer", 0.1),
-    "token_accuracy": Benchmark(likelihood.token_accuracy, "share of answer tokens", True, "answer", 0.02),
-    "exact_match": Benchmark(generated.exact_match, "share of answers", True, "gold", 0.0),
-    "quotes": Benchmark(generated.quotes, "share of answers that quote the right one", True, "gold", 0.0),
-    "f1": Benchmark(generated.f1, "word overlap F1", True, "gold", 0.0),
-    "final_answer": Benchmark(generated.final_answer, "share of final answers", True, "gold", 0.0),
-    "answer_tokens": Benchmark(generated.answer_tokens, "tokens and thoughts of an answer", False, "gold", 0.0),
-    "answer_seconds": Benchmark(generated.answer_seconds, "seconds of an answer", False, "gold", 0.0),
-    "multiple_choice": Benchmark(likelihood.multiple_choice, "share of questions", True, "choices", 0.0),
-    "pairwise_reward_accuracy": Benchmark(preference.pairwise_reward_accuracy, "share of pairs", True, "rejected", 0.0),
-    "reward_accuracy": Benchmark(
-        preference.reward_accuracy, "share of pairs in the right order", True, "rejected", 0.0
+    "heldout_loss": Benchmark(
+        likelihood.heldout_loss,
+        "nats per answer token",
+        False,
+        "answer",
+        0.1,
+        means="Mean negative log-likelihood of the answer's tokens, in nats.",
     ),
-    "mean_reward": Benchmark(preference.mean_reward, "score of the chosen answers", True, "rejected", 0.0),
-    "forgetting": Benchmark(likelihood.general_loss, "nats per token of general text", False, "", 0.0, 0.1),
-    "judge": Benchmark(None, "share of judged pairs won against the baseline", True, "prompt", 0.0),
-    "judge_rubric": Benchmark(None, "rubric score from 1 to 5", True, "prompt", 0.0),
+    "token_accuracy": Benchmark(
+        likelihood.token_accuracy,
+        "share of answer tokens",
+        True,
+        "answer",
+        0.02,
+        means="Share of the answer's tokens that the model would have chosen, given those before.",
+    ),
+    "exact_match": Benchmark(
+        generated.exact_match,
+        "share of answers",
+        True,
+        "gold",
+        0.0,
+        means="1 when the generated answer equals an accepted one.",
+    ),
+    "quotes": Benchmark(
+        generated.quotes,
+        "share of answers that quote the right one",
+        True,
+        "gold",
+        0.0,
+        means="1 when the generated answer contains an accepted one word for word.",
+    ),
+    "f1": Benchmark(
+        generated.f1, "word overlap F1", True, "gold", 0.0, means="Word overlap with the best accepted answer."
+    ),
+    "final_answer": Benchmark(
+        generated.final_answer,
+        "share of final answers",
+        True,
+        "gold",
+        0.0,
+        means="1 when the last line of the answer, or what follows its last ####, equals that of an accepted one.",
+    ),
+    "answer_tokens": Benchmark(
+        generated.answer_tokens,
+        "tokens and thoughts of an answer",
+        False,
+        "gold",
+        0.0,
+        means="Tokens of an answer, thoughts and pauses included.",
+    ),
+    "answer_seconds": Benchmark(
+        generated.answer_seconds,
+        "seconds of an answer",
+        False,
+        "gold",
+        0.0,
+        means="Seconds of an answer, one at a time on this machine.",
+    ),
+    "multiple_choice": Benchmark(
+        likelihood.multiple_choice,
+        "share of questions",
+        True,
+        "choices",
+        0.0,
+        means="1 when the choice with the highest mean token log probability is right.",
+    ),
+    "pairwise_reward_accuracy": Benchmark(
+        preference.pairwise_reward_accuracy,
+        "share of pairs",
+        True,
+        "rejected",
+        0.0,
+        means="1 when the chosen answer gained more likelihood over the base than the rejected one.",
+    ),
+    "reward_accuracy": Benchmark(
+        preference.reward_accuracy,
+        "share of pairs in the right order",
+        True,
+        "rejected",
+        0.0,
+        means="1 when a reward model scores the chosen answer above the rejected one, 0.5 for a tie.",
+    ),
+    "mean_reward": Benchmark(
+        preference.mean_reward,
+        "score of the chosen answers",
+        True,
+        "rejected",
+        0.0,
+        means="What a reward model scores the chosen answer; only scores of one model can be compared.",
+    ),
+    "forgetting": Benchmark(
+        likelihood.general_loss,
+        "nats per token of general text",
+        False,
+        "",
+        0.0,
+        0.1,
+        means="Loss on forty fixed general texts.",
+    ),
+    "judge": Benchmark(
+        None,
+        "share of judged pairs won against the baseline",
+        True,
+        "prompt",
+        0.0,
+        means="1 when a judge prefers the answer to the baseline's in both orders, 0.5 for a tie.",
+    ),
+    "judge_rubric": Benchmark(
+        None, "rubric score from 1 to 5", True, "prompt", 0.0, means="Score from 1 to 5 that a judge gives by a rubric."
+    ),
 }
 LM_EVAL_PREFIX = "lm_eval:"
 INSTALL_LM_EVAL = "pip install 'trainyard[eval]'"

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound
-from trainyard.serve.versions.publication import (
-    Destination,
-    new_version,
-    read_publication,
-    register_pulled,
-)
+from trainyard.serve.publication import Destination, new_version, read_publication, register_pulled
 from trainyard.settings import Settings
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion, check_name

@@ -19,14 +19,8 @@ from typing import Any
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError, Unavailable
+from trainyard.serve.publication import new_version, read_publication, refuse_pickled, register_pulled, stage
 from trainyard.serve.versions.bucket import Sent
-from trainyard.serve.versions.publication import (
-    new_version,
-    read_publication,
-    refuse_pickled,
-    register_pulled,
-    stage,
-)
 from trainyard.settings import Settings
 from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion
 from trainyard.stores.model_hub import import_hub

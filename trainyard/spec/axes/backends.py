@@ -14,6 +14,7 @@ from trainyard.spec.axes.axis import AxisValue, Facts
 from trainyard.spec.axes.devices import EVERY_DEVICE, Device, Precision
 from trainyard.spec.axes.methods import TRAINED_METHODS, Method
 from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.providers import PROVIDERS, ProviderFacts
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
@@ -85,6 +86,11 @@ class BackendFacts(Facts):
         return not self.devices
 
     @property
+    def provider(self) -> ProviderFacts | None:
+        """Return the facts of a cloud provider that trains on uploaded rows; None for every other backend."""
+        return PROVIDERS.get(self.word)
+
+    @property
     def defaults(self) -> dict[str, object]:
         """Setting of an adapter that is left out -> its value where the tool has one alone, whatever the profile."""
         settings = ((name.partition("."), values) for name, values in self.settings.items())
@@ -131,6 +137,56 @@ def step_service(
             "method.dropout": "the service has no option for it",
             "stage.temperature": "the service scores tokens at temperature 1",
         },
+    )  # fmt: skip
+
+
+PROVIDER_DECIDES = (
+    "max_steps", "gradient_accumulation", "warmup_ratio", "warmup_steps", "weight_decay", "max_grad_norm", "max_length",
+    "gradient_checkpointing", "seed", "save_steps",
+)  # fmt: skip
+"""Hyperparameters that a cloud provider chooses where its wire has no place for them."""
+ADAPTER_SETTINGS = ("rank", "alpha", "dropout", "target_modules")
+
+
+def cloud_provider(
+    name: str,
+    *,
+    stages: tuple[Stage, ...] = (Stage.SFT, Stage.DPO),
+    methods: tuple[Method, ...] = (Method.LORA,),
+    sends: tuple[str, ...] = (),
+    schedules: tuple[Schedule, ...] = (Schedule.LINEAR,),
+    adapter: tuple[str, ...] = ("rank",),
+    settings: Mapping[str, tuple[Any, ...]] | None = None,
+    whole_numbers: tuple[str, ...] = ("hyperparameters.epochs",),
+) -> BackendFacts:
+    """Return a provider that trains on uploaded rows (`backends/cloud`): what its wire has a place for.
+
+    `sends` are hyperparameters besides epochs, batch_size and learning_rate; `adapter` are settings of the method.
+    """
+    why = "the provider chooses it"
+    unread = tuple(f"hyperparameters.{setting}" for setting in PROVIDER_DECIDES if setting not in sends)
+    unread += tuple(f"method.{setting}" for setting in ADAPTER_SETTINGS if setting not in adapter)
+    return BackendFacts(
+        name,
+        stages=stages,
+        methods=methods,
+        optimizers=map_to_names(Optimizer.ADAMW),
+        schedules=map_to_names(*schedules),
+        devices=(),
+        settings={
+            "quantization": (None,),
+            "hyperparameters.precision": (Precision.AUTO,),
+            "stage.loss": (PreferenceLoss.SIGMOID,),
+            "stage.label_smoothing": (0.0,),
+            **(settings or {}),
+        },
+        default_only=(
+            *unread, "launch.on_oom", "method.profile", "method.modules_to_save", "method.layers",
+            "method.rslora", "engine.mirror", "engine.trackers", "engine.template", "engine.too_long", "stage.turns",
+            *OF_OUR_ENGINE,
+        ),
+        whole_numbers=whole_numbers,
+        why=dict.fromkeys((*unread, "hyperparameters.optimizer", "hyperparameters.schedule"), why),
     )  # fmt: skip
 
 
@@ -294,9 +350,31 @@ class BackendName(AxisValue):
     FIREWORKS_STEPS = step_service(
         "fireworks_steps", "a serverless session of Fireworks is a LoRA adapter that AdamW moves", fixed_alpha=False
     )
+    TOGETHER = cloud_provider(
+        "together",
+        methods=(Method.LORA, Method.FULL),
+        sends=("warmup_ratio", "weight_decay", "max_grad_norm", "seed"),
+        schedules=(Schedule.LINEAR, Schedule.COSINE),
+        adapter=ADAPTER_SETTINGS,
+        whole_numbers=("hyperparameters.epochs", "method.alpha"),
+    )
+    FIREWORKS = cloud_provider("fireworks", sends=("gradient_accumulation", "warmup_steps"))
+    OPENAI = cloud_provider("openai", sends=("seed",), adapter=())
+    BEDROCK = cloud_provider("bedrock", stages=(Stage.SFT,), sends=("warmup_steps",), adapter=())
+    VERTEX = cloud_provider("vertex")
+    HF_JOBS = cloud_provider(
+        "hf_jobs",
+        sends=("max_steps", "gradient_accumulation", "warmup_ratio", "warmup_steps", "weight_decay", "max_grad_norm",
+               "max_length", "gradient_checkpointing", "seed", "save_steps"),
+        schedules=(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
+        adapter=ADAPTER_SETTINGS,
+        whole_numbers=(),
+    )  # fmt: skip
 
 
-STEP_SERVICES = tuple(name for name in BackendName if name.facts.remote)
+CLOUD_PROVIDERS = tuple(name for name in BackendName if name.facts.provider is not None)
+"""Backends that upload the rows to a provider, which trains."""
+STEP_SERVICES = tuple(name for name in BackendName if name.facts.remote and name not in CLOUD_PROVIDERS)
 """Backends whose forward and backward passes a service computes."""
 
 

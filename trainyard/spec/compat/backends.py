@@ -17,10 +17,12 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, join_words
 from trainyard.spec.model_schema import ABSENT, read_setting
-from trainyard.spec.training import TrainerConfig
+from trainyard.spec.training import STARTER, EvalSettings, TrainerConfig
 
 OUTPUT_LAYER = "lm_head"
 USUAL = TrainerConfig()
+HELD_OUT = EvalSettings(set="heldout")
+"""The evaluation that a cloud provider takes: the held-out rows of the data source as a second file."""
 UNLESS_NAMED: dict[str, tuple[object, ...]] = {"adapter": ("continue",), "launch.launcher": ("auto",)}
 """What a backend supports of these settings where its row does not name them."""
 
@@ -52,6 +54,8 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
     yield from (Limit(setting, (read_setting(USUAL, setting),)) for setting in facts.default_only)
     if config.backend not in OWN_KEYS:
         yield Limit("extra", (None,))
+    if facts.provider is not None:
+        yield Limit("eval", (None, HELD_OUT))
     if not facts.remote:
         yield Limit("service", (None,))
     if launch.strategy in facts.strategies and launch.strategy.facts.sharded:
@@ -156,9 +160,38 @@ def has_no_address(config: TrainerConfig, _: NodeView) -> bool:
 
 def sends_key_elsewhere(config: TrainerConfig, _: NodeView) -> Match:
     """Return the variable with the address of a service whose key would go to one that a chain names."""
-    sends_key = config.backend in SERVICE_VARIABLES
-    is_chosen = config.service is not None and config.service.base_url is not None
-    return sends_key and is_chosen and {"variable": SERVICE_VARIABLES[config.backend].url}
+    provider = config.backend.facts.provider
+    if config.service is None or config.service.base_url is None:
+        return False
+    if provider is not None:
+        return not provider.opens_without_key and {"variable": provider.address}
+    return config.backend in SERVICE_VARIABLES and {"variable": SERVICE_VARIABLES[config.backend].url}
+
+
+def lacks_base(config: TrainerConfig, _: NodeView) -> bool:
+    """Return whether a provider's job names no base."""
+    return config.backend.facts.provider is not None and config.base_model in (None, STARTER)
+
+
+def is_served_elsewhere(_: object, at: NodeView) -> Match:
+    """Return a trainer before an evaluator or deployer whose provider gives no weights out."""
+    for node in at.sources(Port.ADAPTER, Port.MODEL):
+        provider = node.config.backend.facts.provider if isinstance(node.config, TrainerConfig) else None
+        if provider is not None and not provider.weights:
+            return {"earlier": node.id, "provider": provider.title}
+    return False
+
+
+def reads_service_settings(config: TrainerConfig, _: NodeView) -> Match:
+    """Return a setting of `service` that the backend of a trainer does not read."""
+    service, provider = config.service, config.backend.facts.provider
+    if service is None:
+        return False
+    unread = [
+        *(["suffix"] if service.suffix and provider is None else []),
+        *(["flavor"] if service.flavor and config.backend is not BackendName.HF_JOBS else []),
+    ]
+    return [{"setting": setting} for setting in unread]
 
 
 def begins_elsewhere(config: TrainerConfig, at: NodeView) -> Match:
@@ -193,6 +226,20 @@ BACKEND_ROWS = (
         "service-key", "R-BACKEND-SETTING", "trainer", "config.service.base_url", sends_key_elsewhere,
         "The {config.backend} backend sends a key, which belongs to an address that the operator names.",
         "Set {variable}, write `service: {{endpoint: NAME}}`, or use backend remote, which sends no key there.",
+    ),
+    Row(
+        "provider-base", "R-BACKEND-SETTING", "trainer", "config.base_model", lacks_base,
+        "The {config.backend} backend trains a model of the provider, and none is named.",
+        "Write the provider's name of a model in base_model.",
+    ),
+    Row(
+        "provider-served", "R-PROVIDER", "*", "type", is_served_elsewhere,
+        "{provider} gives no weights out, so nothing here can load what {earlier} trains.",
+        "Remove this node, or use backend together, fireworks or hf_jobs.", chained=True,
+    ),
+    Row(
+        "service-setting", "R-BACKEND-SETTING", "trainer", "config.service.{setting}", reads_service_settings,
+        "The {config.backend} backend does not read service.{setting}.", "Remove it.",
     ),
     Row(
         "service-earlier", "R-ADAPTER", "trainer", "config.backend", begins_elsewhere,

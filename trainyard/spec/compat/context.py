@@ -33,6 +33,8 @@ class RunFacts:
     may_mirror: Callable[[str], bool] | None = None
     may_read: Callable[[str], bool] | None = None
     """Whether the operator lets checkpoints be copied to a bucket."""
+    data_workers: Set[str] | None = None
+    """Addresses of the data workers that the settings name."""
     path_problem: Callable[[str], Reason | None] | None = None
     """Why a data path may not be read (it leaves its root) and what to write instead; None if it may."""
     backends: Mapping[BackendName, str | None] | None = None

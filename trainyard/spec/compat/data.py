@@ -8,6 +8,7 @@ from trainyard.spec.axes.data import DATA_PORTS, DataFormat, GenerationTemplate,
 from trainyard.spec.compat.context import Match, NodeView, Row, When, join_words
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.ports import ROW_PORTS
+from trainyard.spec.repositories import parse_place
 from trainyard.spec.training import TrainerConfig
 
 REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:", re.IGNORECASE)
@@ -65,9 +66,13 @@ def unfit_set(config: DataSourceConfig, _: NodeView) -> Match:
     ]
 
 
-def data_workers(config: DataSourceConfig, _: NodeView) -> Match:
-    sets = config.named_sets()
-    return [{"where": where, "worker": source.data_worker} for where, _, source in sets if source.data_worker]
+def misplaced_rows(config: DataSourceConfig, _: NodeView) -> Match:
+    """Return each path that is no place in a repository of a data worker."""
+    return [
+        {"where": where, "path": source.path}
+        for where, _, source in config.named_sets()
+        if source.data_worker and parse_place(source.path or "") is None
+    ]
 
 
 def unread_by_engine(config: AiGeneratorConfig, _: NodeView) -> Match:
@@ -135,9 +140,9 @@ SOURCE_ROWS = (
         "Name the set documents, or name a file of rows in `path`.",
     ),
     Row(
-        "data-worker", "R-DATA-WORKER", "data_source", "config.{where}data_worker", data_workers,
-        "The data worker {worker} cannot be read: this release has no client for data workers.",
-        "Copy the file into a data root and remove data_worker.",
+        "data-worker", "R-DATA-WORKER", "data_source", "config.{where}path", misplaced_rows,
+        "{path!r} is not a place in a repository of a data worker.",
+        "Write /datasets/NAME/FILE, or /datasets/NAME@REVISION/FILE for a branch, a tag or a commit.",
     ),
 )  # fmt: skip
 

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from trainyard.errors import Reason
 from trainyard.json_types import JsonMapping
-from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, join_words
+from trainyard.spec.axes.providers import RETIRED
+from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill
 
-PROVIDERS = ("openai", "together", "fireworks", "anyscale", "bedrock", "vertex")
-"""Cloud services that fine-tune a model of theirs on uploaded rows."""
 PROVIDER_FIELDS = ("backend", "provider")
-CLOUD_FILES = ("training_file", "validation_file")
-"""Fields that only a job for a cloud provider has: rows that are uploaded first."""
 
 
-def cloud_provider(config: JsonMapping, _: NodeView | None) -> Match:
-    """Return the provider that a trainer, a job or one of their fields names; a job's files say it too."""
+def retired_provider(config: JsonMapping, _: NodeView | None) -> Match:
+    """Return a provider that trains no more, which a trainer or a job names."""
     for field in PROVIDER_FIELDS:
-        name = config.get(field)
-        if isinstance(name, str) and name.lower() in PROVIDERS:
-            return {"field": field, "what": f"The cloud provider {name.lower()}"}
-    files = [field for field in CLOUD_FILES if field in config]
-    return bool(files) and {"field": files[0], "what": f"A job for a cloud provider (`{files[0]}`)"}
+        name = str(config.get(field, "")).lower()
+        if name in RETIRED:
+            why, instead = RETIRED[name]
+            return {"field": field, "name": name, "why": why, "replacement": instead}
+    return False
 
 
 STEP_SERVICES = {
@@ -47,9 +43,8 @@ KEY_FIELDS = ("api_key_env", "api_key", "api_token", "authorization")
 
 WORD_ROWS = (
     Row(
-        "provider", "R-PROVIDER", "trainer", "config.{field}", cloud_provider,
-        "{what} is not in this release: no files of rows are uploaded to a provider.",
-        f"Use a dataset of this machine and a backend: {join_words(BackendName)}.", scope="words",
+        "provider", "R-PROVIDER", "trainer", "config.{field}", retired_provider,
+        "The provider {name} trains no more: {why}.", "Use backend {replacement}.", scope="words",
     ),
     Row(
         "step-service", "R-PROVIDER", "trainer", "config.backend", step_service,

@@ -10,6 +10,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import GeneratorKind
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.rewards import JudgeReward
+from trainyard.spec.axes.strategies import DilocoEngine
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, fill, join_words
 from trainyard.spec.compat.engine import GPUS, unfit_kernels
@@ -17,7 +18,7 @@ from trainyard.spec.compat.evaluator_deployer import each_target
 from trainyard.spec.compat.training import draws_by_vllm
 from trainyard.spec.estimate.shape import LEAST_LENGTH, BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
-from trainyard.spec.packages import GCS, LIGER, Package
+from trainyard.spec.packages import GCS, LIGER, TORCHFT, Package
 from trainyard.spec.training import TrainerConfig
 
 
@@ -36,7 +37,7 @@ def data_paths(config: object, at: NodeView) -> Match:
 def list_paths(config: object) -> Iterator[tuple[str, str]]:
     if isinstance(config, DataSourceConfig):
         for prefix, _, source in config.named_sets():
-            paths = {"path": source.path, "repository": source.repository}
+            paths = {"path": None if source.data_worker else source.path, "repository": source.repository}
             yield from ((f"{prefix}{name}", path) for name, path in paths.items() if path)
             tables = source.sql.files if source.sql is not None else {}
             yield from ((f"{prefix}sql.files.{name}", path) for name, path in tables.items())
@@ -102,6 +103,16 @@ def unlisted_data(config: DataSourceConfig, at: NodeView) -> Match:
     ]
 
 
+def unlisted_worker(config: DataSourceConfig, at: NodeView) -> Match:
+    """Return each data worker that the settings do not name: this machine's token opens those that they name."""
+    workers = at.facts.data_workers
+    return workers is not None and [
+        {"where": f"{where}data_worker", "worker": source.data_worker, "known": join_words(sorted(workers)) or "none"}
+        for where, _, source in config.named_sets()
+        if source.data_worker is not None and source.data_worker.rstrip("/") not in workers
+    ]
+
+
 def explain_absence(config: TrainerConfig, at: NodeView) -> str | None:
     """Return why the backend of a trainer is not available here; None if it is, or if that is not known."""
     backends = at.facts.backends
@@ -146,6 +157,8 @@ def no_package(config: TrainerConfig, at: NodeView) -> Match:
     packages += [("quantization", format.value, format.facts.package)] if format else []
     asks_liger = next((name for name in ("head", "kernels") if getattr(config.engine, name) == "liger"), None)
     packages += [(f"engine.{asks_liger}", "liger", LIGER)] if asks_liger else []
+    if config.launch.diloco is not None and config.launch.diloco.type is DilocoEngine.TORCHFT:
+        packages.append(("launch.diloco", "torchft", TORCHFT))
     mirror = config.engine.mirror or ""
     packages += [("engine.mirror", mirror, GCS)] if urlsplit(mirror).scheme == "gs" else []
     packages += [("engine.trackers", name, Package((name,), name)) for name in config.engine.trackers]  # named as it is
@@ -367,6 +380,11 @@ RUN_ROWS = (
         "data-bucket", "R-SOURCE", "data_source", "config.{where}", unlisted_data,
         "{address!r} would be read with this machine's credentials, and its operator has not listed that bucket.",
         "Let the operator add it to data_buckets in trainyard.toml, or copy the data into a data root.", scope="run",
+    ),
+    Row(
+        "data-worker-unlisted", "R-DATA-WORKER", "data_source", "config.{where}", unlisted_worker,
+        "{worker} is not a data worker of this machine; its settings name {known}.",
+        "Let the operator add it to data_workers in trainyard.toml, or serve with --data-workers.", scope="run",
     ),
     Row(
         "vllm-cuda", "R-DEVICE", "ai_generator", "config.engine",

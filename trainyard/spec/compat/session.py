@@ -6,6 +6,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import DistillSettings
+from trainyard.spec.axes.strategies import DilocoEngine, Strategy
 from trainyard.spec.compat.context import Match, NodeView, Row
 from trainyard.spec.training import EngineSettings, Hyperparameters, LaunchSettings, TrainerConfig
 
@@ -48,10 +49,17 @@ SESSION_ROWS = (
         "Use backend native, or a job.", scope="session",
     ),
     Row(
-        "session-processes", "R-LAUNCH", "trainer", "config.launch",
-        lambda config, _: config.launch.processes > 1,
-        "A session is one process on one device, and {config.launch.processes} are requested.",
-        "Remove launch, or use a job.", scope="session",
+        "session-cut", "R-LAUNCH", "trainer", "config.launch.strategy",
+        lambda config, _: config.launch.strategy in (Strategy.FSDP, Strategy.ZERO3),
+        "A call of a session reads gradients and weights between steps, and {config.launch.strategy} cuts them over "
+        "all processes.",
+        "Use strategy ddp, zero1, zero2 or fsdp_hybrid, or a job.", scope="session",
+    ),
+    Row(
+        "session-torchft", "R-LAUNCH", "trainer", "config.launch.diloco",
+        lambda config, _: config.launch.diloco is not None and config.launch.diloco.type is DilocoEngine.TORCHFT,
+        "Islands of torchft train by themselves, and the calls of a session lead all processes.",
+        "Use type native, or a job.", scope="session",
     ),
     Row(
         "session-evaluation", "R-EVALUATION", "trainer", "config.eval",

@@ -103,7 +103,7 @@ class Quotas:
         self.change(tenant, edit)
         return reserved
 
-    def hold(self, tenant: str, sha256: str, size: int) -> None:
+    def extend(self, tenant: str, sha256: str, size: int) -> None:
         """Extend the reservation of an upload that takes long; reserve again what has expired meanwhile.
 
         Raises `QuotaReached` (`E-LIMIT`).

@@ -70,7 +70,7 @@ class Repositories:
     def __init__(self, storage: Storage, quotas: Quotas, now: Callable[[], float] = time.time) -> None:
         self.storage, self.quotas, self.now = storage, quotas, now
         self.pins: dict[tuple[str, str], float] = {}
-        """(tenant, SHA-256) -> when a client was told that the content is stored."""
+        """(tenant, SHA-256) -> when a client asked whether the content is stored."""
 
     # Repositories
 
@@ -172,6 +172,20 @@ class Repositories:
                     return commit
         raise stale_parent(name, branch, parent or "its head", "changing")
 
+    def squash(self, name: RepositoryName, branch: str, draft: Commit) -> Commit:
+        """Replace the history of a branch by one commit with the same files: what it had before is collected."""
+        while True:
+            refs, version = self.load_refs(name)
+            if refs is None:
+                raise missing_repository(name)
+            if branch not in refs.branches:
+                raise missing_revision(name, branch)
+            files = self.resolve(name, refs.branches[branch]).files
+            commit = self.write_commit(name, replace(draft, files=files, parent="", time=self.now()))
+            moved = replace(refs, branches={**refs.branches, branch: commit.id})
+            if self.storage.write(f"{name.folder}/refs.json", moved.to_json(), version):
+                return commit
+
     def change_refs(self, name: RepositoryName, edit: Callable[[Refs], Refs]) -> None:
         while True:
             refs, version = self.load_refs(name)
@@ -230,7 +244,7 @@ class Repositories:
 
         def store(sha256: str, path: Path) -> None:
             if sha256 in stored:
-                self.quotas.hold(tenant, sha256, contents[sha256])
+                self.quotas.extend(tenant, sha256, contents[sha256])
             is_new = self.storage.store_file(blob_name(tenant, sha256), path)
             if sha256 in stored:
                 stored[sha256] |= is_new
@@ -240,9 +254,9 @@ class Repositories:
         finally:
             self.quotas.settle(tenant, stored)
 
-    def store_held(self, tenant: str, sha256: str, path: Path, size: int) -> bool:
-        """Take a content over whose room is held. Return whether it is new; the caller settles."""
-        self.quotas.hold(tenant, sha256, size)
+    def store_reserved(self, tenant: str, sha256: str, path: Path, size: int) -> bool:
+        """Take a content over whose room is reserved. Return whether it is new; the caller settles."""
+        self.quotas.extend(tenant, sha256, size)
         return self.storage.store_file(blob_name(tenant, sha256), path)
 
     # Collection

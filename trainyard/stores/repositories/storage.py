@@ -92,7 +92,7 @@ class FolderStorage:
 
     def __init__(self, root: Path, files: Files = DISK) -> None:
         self.root, self.files = root, files
-        self.held = threading.local()
+        self.locked_names = threading.local()
         make_folders(files, root / LOCKS)
 
     def read(self, name: str) -> Record | None:
@@ -155,7 +155,7 @@ class FolderStorage:
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        depths: dict[str, int] = self.held.__dict__  # names that this thread has locked
+        depths: dict[str, int] = self.locked_names.__dict__  # names that this thread has locked
         if depths.get(name):
             yield
             return

@@ -42,7 +42,7 @@ STATUS: Mapping[type[TrainyardError], int] = {
 }
 STATUS_OF_CODE = {"E-AUTH": 401, "E-RATE": 429, "E-OBJECT-CHANGED": 412, "E-METHOD": 405}
 BAD_TOKEN = "Invalid credentials in Authorization header"
-"""The Hub's words, by which its client tells a wrong token from a repository that does not exist."""
+"""The Hub's words, which mean a wrong token to its client, and not a missing repository."""
 
 
 def reply_json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -193,6 +193,7 @@ def build_routes(reading: ReadingRoutes, writing: WritingRoutes, uploads: Upload
         ("DELETE", r"/api/repos/delete", writing.delete_repository, "delete"),
         ("POST", rf"{API}/branch/{WORD}", writing.create_branch, "branch"),
         ("DELETE", rf"{API}/branch/{WORD}", writing.delete_branch, "delete-branch"),
+        ("POST", rf"{API}/super-squash/{WORD}", writing.squash, "squash"),
         ("POST", rf"{API}/tag/{WORD}", writing.create_tag, "tag"),
         ("DELETE", rf"{API}/tag/{WORD}", writing.delete_tag, "delete-tag"),
         ("POST", rf"/datasets/{REPO}\.git/info/lfs/objects/batch", uploads.offer_dataset, "upload"),

@@ -166,7 +166,7 @@ class UploadRoutes:
             path.replace(folder / f"{number}")
         finally:
             path.unlink(missing_ok=True)
-        await anyio.to_thread.run_sync(self.repositories.quotas.hold, grant.tenant, grant.sha256, grant.size)
+        await anyio.to_thread.run_sync(self.repositories.quotas.extend, grant.tenant, grant.sha256, grant.size)
         return Response(status_code=200, headers={"etag": f'"{digest}"'})
 
     def begin(self, folder: Path, grant: Grant) -> None:
@@ -204,7 +204,7 @@ class UploadRoutes:
         is_new = False
         try:
             require_digest(join_parts(joining, grant.parts), grant)
-            is_new = self.repositories.store_held(grant.tenant, grant.sha256, joining / "whole", grant.size)
+            is_new = self.repositories.store_reserved(grant.tenant, grant.sha256, joining / "whole", grant.size)
         finally:
             shutil.rmtree(joining, ignore_errors=True)
             self.repositories.quotas.settle(grant.tenant, {grant.sha256: is_new})

@@ -172,6 +172,15 @@ class WritingRoutes:
             raise HubRefusal(REVISION_MISSING, error.what, do=error.do) from error
         return reply_json({})
 
+    def squash(self, call: Call) -> Response:
+        """Make one commit of the history of a branch."""
+        name, branch, text = self.find(call), decode(call.words[2]), str(call.json().get("message") or "Squash history")
+        try:
+            draft = Commit({}, summary=text[:MOST_TEXT], author=call.caller.name)
+            return reply_json({"commitOid": self.repositories.squash(name, branch, draft).id})
+        except NotFound as error:
+            raise HubRefusal(REVISION_MISSING, error.what, do=error.do) from error
+
     def find(self, call: Call) -> RepositoryName:
         """Return the repository of a path, which the caller may write. Raises `HubRefusal`, `Denied`."""
         name = call.repository(as_kind(call.words[0]), call.words[1], write=True)

@@ -15,7 +15,8 @@ from trainyard.backends.remote_steps.service import ServiceRow, StepService, Ste
 from trainyard.testing.step_services.wire import REFUSED, Json, Refusal
 from trainyard.train.contracts import Generated, Sampling
 
-Connect = Callable[[], StepService]
+Connect = Callable[[int, int], StepService]
+"""Rank and seed -> a client of the service that computes."""
 ALPHA = 32
 """Scale of an adapter at our step service."""
 
@@ -51,19 +52,26 @@ class Computer:
     connect: Connect
     base: str
     """The service's name for the base."""
+    services: list[StepService] = field(default_factory=list)
 
-    def open(self, base: str, rank: int, alpha: int | None) -> ComputedAdapter:
+    def open(self, base: str, rank: int, alpha: int | None, seed: int | None) -> ComputedAdapter:
         """Open an adapter. Raises `Refusal` for another base, or a scale that is not the computing service's."""
         if base != self.base:
             raise Refusal(REFUSED, f"The model {base} is not supported: only {self.base} is.")
         if alpha != ALPHA or not rank > 0:
             raise Refusal(REFUSED, f"An adapter of rank {rank} and alpha {alpha} is not supported here.")
-        service = self.connect()
+        service = self.connect(rank, seed or 0)
         service.open()
+        self.services.append(service)
         return ComputedAdapter(service)
 
     def load(self, adapter: ComputedAdapter, path: str) -> None:
         adapter.service.load(path)
+
+    def close(self) -> None:
+        """Let go of every adapter: their clients keep connections open."""
+        while self.services:
+            self.services.pop().close("success")
 
     def export(self, adapter: ComputedAdapter, name: str, folder: Path) -> list[Path]:
         """Write the weights of an adapter, and return the files."""

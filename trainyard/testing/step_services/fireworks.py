@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trainyard.backends.remote_steps.service import ServiceRow, StepSettings
-from trainyard.testing.step_services.compute import ComputedAdapter, Computer
+from trainyard.testing.step_services.compute import ALPHA, ComputedAdapter, Computer
 from trainyard.testing.step_services.wire import (
     CONFLICT,
     GONE,
@@ -68,7 +68,7 @@ class FireworksDouble(WireDouble):
     def __init__(self, computer: Computer, folder: Path, key: str = "fw-key") -> None:
         super().__init__(key)
         self.computer, self.folder = computer, folder
-        self.omit_logprobs = False
+        self.omit_logprobs, self.rank = False, 1
         self.sessions: dict[str, bool] = {}
         """Session -> whether it is open."""
         self.adapters: dict[str, ComputedAdapter] = {}
@@ -140,10 +140,13 @@ class FireworksDouble(WireDouble):
         if body.get("base_only"):
             name = f"base-{uuid.uuid4().hex}"
             self.bases.add(name)
-            self.adapters[name] = self.computer.open(body["base_model"], 1, 32)
+            self.adapters[name] = self.computer.open(body["base_model"], self.rank, ALPHA, 0)
         else:
             name, lora = f"run-{uuid.uuid4().hex}:train:0", body["lora_config"]
-            self.adapters[name] = self.computer.open(body["base_model"], lora["rank"], lora.get("alpha"))
+            self.adapters[name] = self.computer.open(
+                body["base_model"], lora["rank"], lora.get("alpha"), lora.get("seed")
+            )
+            self.rank = lora["rank"]
         self.adapters[name].operations["session"] = body["session_id"]
         self.results[key] = {"type": "create_model", "model_id": name, "comms": "v1"}
         return {"request_id": key}

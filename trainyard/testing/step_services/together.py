@@ -92,7 +92,7 @@ class TogetherDouble(WireDouble):
         self.sessions: dict[str, SessionDouble] = {}
         self.checkpoints: dict[str, str | list[Path]] = {}
         """Checkpoint -> path of its state at the computing service, or its files."""
-        self.payloads: dict[str, bytes] = {}
+        self.lora: dict[str, Json] = {}
         self.numbers = itertools.count(1)
 
     @property
@@ -182,8 +182,11 @@ class TogetherDouble(WireDouble):
             raise Refusal(GONE, f"There is no training checkpoint {state}.")
         if lora.get("train_unembed", True) and state is None:
             raise Refusal(REFUSED, "An adapter on the output head is not computed here.")
-        rank, alpha = (lora["rank"], lora.get("alpha")) if state is None else (1, 32)
-        adapter = self.computer.open(resource["base_model"], rank, alpha)
+        if state is None:
+            self.lora = lora
+        adapter = self.computer.open(
+            resource["base_model"], self.lora["rank"], self.lora.get("alpha"), int(self.lora.get("seed", 0))
+        )
         if state is not None:
             adapter.service.load(str(self.checkpoints[state]))
         name = self.next_id("session")

@@ -120,6 +120,8 @@ class WireDouble:
             try:
                 name, answer = self._answer(handler, target.path, dict(parse_qs(target.query)), content)
                 status, value, is_lost = 200, answer, self._take(name, Fault.LOST)
+            except AssertionError as error:  # of the service that computes
+                status, value, is_lost = BROKEN, self.error_body(BROKEN, str(error)), False
             except Refusal as error:
                 status, value, is_lost = error.status, self.error_body(error.status, str(error)), False
         if is_lost:

@@ -21,10 +21,12 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.json_types import JsonObject
+from trainyard.settings import settings
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.objects import addresses
+from trainyard.stores.repositories.client import open_data_workers
 from trainyard.stores.whole import MANIFEST, flush_tree, move_folder, new_file, whole_or_nothing
 from trainyard.train.checkpoint.checkpoints import (
     Best,
@@ -36,6 +38,7 @@ from trainyard.train.checkpoint.checkpoints import (
     read_metric,
 )
 
+KIND = "models"
 STEP = re.compile(r"step-(\d{10})/(.+)")
 
 
@@ -112,7 +115,42 @@ class BucketMirror:
             self.objects.delete(object_name)
 
 
-STORES: dict[str, Callable[[str], MirrorStore]] = {"file": folder_store, "gs": BucketMirror}
+class WorkerMirror:
+    """A repository of a data worker, `data-worker://tenant/name`, whose history ends where files are removed."""
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address)
+        self.repository = f"{parts.netloc}{parts.path}"
+        self.workers = open_data_workers(settings())
+        self.workers.create(KIND, self.repository)
+
+    def put(self, name: str, path: Path) -> None:
+        line = self.workers.prepare(KIND, self.repository, name, path, {})
+        self.workers.commit(KIND, self.repository, [line] if line else [], f"Store {name}")
+
+    def get(self, name: str, path: Path) -> None:
+        commit = self.workers.find_commit(KIND, self.repository, "main")
+        entry = next((e for e in self.workers.list_files(KIND, self.repository, commit) if e["path"] == name), None)
+        if entry is None:
+            raise NotFound(f"There is no {name} in {self.repository}.")
+        self.workers.download(KIND, self.repository, commit, entry, path)
+
+    def names(self) -> list[str]:
+        return [entry["path"] for entry in self.workers.list_files(KIND, self.repository, "main")]
+
+    def remove(self, name: str) -> None:
+        names = [path for path in self.names() if path == name or (name.endswith("/") and path.startswith(name))]
+        if names:
+            lines: list[JsonObject] = [{"key": "deletedFile", "value": {"path": path}} for path in names]
+            self.workers.commit(KIND, self.repository, lines, f"Remove {name}")
+            self.workers.squash(KIND, self.repository)
+
+
+STORES: dict[str, Callable[[str], MirrorStore]] = {
+    "file": folder_store,
+    "gs": BucketMirror,
+    "data-worker": WorkerMirror,
+}
 """Scheme of an address -> what opens it."""
 
 

@@ -1,7 +1,7 @@
 """Losses whose inputs come with each call: one value of weight, advantage or old log-probability for each target token.
 
 A caller of a session names one of them and gives its inputs. Each is a pure function (scored tokens, settings) -> the
-sum over the tokens of one row; nothing is divided by a number of tokens or rows. Definitions: docs/tinker.md.
+sum over the tokens of one row; nothing is divided by a number of tokens or rows.
 
     cross_entropy         -Σ w log p
     importance_sampling   -Σ r A,  r = p / q

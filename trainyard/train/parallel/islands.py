@@ -146,6 +146,11 @@ def join_islands(team: Team, islands: int) -> Archipelago:
     return Archipelago(team.rank, team.size, team.device, team.control_group, local=local, courier=courier)
 
 
+def divide_team(team: Team, islands: int) -> Team:
+    """Return the team, as islands where there are several."""
+    return join_islands(team, islands) if islands > 1 else team
+
+
 def cut_island(batch: Batch, stage: StageSpec, island: int, islands: int) -> tuple[Batch, bool]:
     """Return an island's examples of a batch, a run of neighbours, and whether there is none for it: then the first
     example of the batch.

@@ -74,6 +74,12 @@ class SharedSession(Session):
     def drop_reference(self) -> None:
         self._run(Session.drop_reference)
 
+    def count_forwards_from(self, number: int) -> None:
+        self._run(Session.count_forwards_from, number)
+
+    def reset_optimizer(self) -> None:
+        self._run(Session.reset_optimizer)
+
     def finish(self) -> None:
         self._run(Session.finish)
 

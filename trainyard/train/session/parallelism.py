@@ -25,6 +25,8 @@ class SingleProcess:
     """How tensors are distributed over ranks; a state is loaded only where the layout is the same."""
     is_sharded = False
     """Whether the weights are sharded, so that no process has a complete model to save."""
+    healed = False
+    """Whether the state of another island was just taken over."""
     leading = True
     """Whether this process takes the calls and writes the files."""
 
@@ -78,6 +80,9 @@ class SingleProcess:
 
     def show_trained(self) -> None:
         """Put the weights in place that the next step moves."""
+
+    def share_state(self, read: Callable[[], JsonObject], take: Callable[[JsonMapping], None]) -> None:
+        """Learn how to read and replace what a session has besides its weights."""
 
     def facts(self) -> JsonObject:
         """Return what a step reports of the exchange between processes."""

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from trainyard.errors import Conflict, InvalidInput, TrainyardError
+from trainyard.errors import Conflict, InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import SftSettings
@@ -37,6 +37,7 @@ from trainyard.train.checkpoint import state as snapshots
 from trainyard.train.checkpoint.state import Snapshot
 from trainyard.train.checkpoint.streams import Sealer
 from trainyard.train.contracts import Batch, Generated, Head, Sampling, Scores, StageSpec
+from trainyard.train.history import require_finite_gradients
 from trainyard.train.methods.contract import BlockRotation
 from trainyard.train.model.head import require_known_logits
 from trainyard.train.model.positions import find_context
@@ -51,7 +52,7 @@ from trainyard.train.model.sampling import (
 )
 from trainyard.train.optimizers import switch_to_eval, switch_to_train
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session.determinism import OwnGenerators, draw_own, strict_kernels
+from trainyard.train.session.determinism import OwnGenerators, draw_own, fork_rng, strict_kernels
 from trainyard.train.session.noise import EmbeddingNoise
 from trainyard.train.session.parallelism import Found, SingleProcess
 from trainyard.train.session.replies import (
@@ -367,7 +368,7 @@ class Session:
         limit = engine.config.hyperparameters.max_grad_norm if max_grad_norm is None else max_grad_norm
         norm = self.parallelism.clip(self.parameters, limit)
         if not self.scaler.is_enabled():
-            require_finite_gradients(norm, self.global_step + 1)
+            require_finite_gradients(float(norm), self.global_step + 1)
         used = self._override_groups(learning_rate, options)
         before = self.scaler.get_scale()
         self.scaler.step(engine.optimizer)
@@ -531,6 +532,10 @@ class Session:
         """End a training: processes that trained apart come together."""
         self.parallelism.finish()
 
+    def count_forwards_from(self, number: int) -> None:
+        """Number the next passes after those of the session that is continued."""
+        self.num_forwards = number
+
     def reset_optimizer(self) -> None:
         """Let the optimizer begin again with what it had before its first step."""
         self.engine.optimizer.state.clear()
@@ -591,19 +596,3 @@ class Session:
                     yield
             finally:
                 self._train()
-
-
-def fork_rng(device: str) -> AbstractContextManager[None]:
-    """torch's generators as they were, afterwards."""
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device == "cuda" else [])
-
-
-def require_finite_gradients(norm: torch.Tensor, step: int) -> None:
-    """Raise `E-NON-FINITE` before such gradients reach the weights. With fp16 the step is skipped instead."""
-    if not torch.isfinite(norm):
-        raise TrainyardError(
-            f"The gradients of step {step} have the norm {float(norm)}.",
-            why="A row or a weight is too large for the range of numbers; the weights are as they were.",
-            do="Lower hyperparameters.learning_rate, use precision: fp32, or look for broken rows.",
-            code="E-NON-FINITE",
-        )

@@ -15,6 +15,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -33,6 +34,8 @@ VERBS = (
     "open", "forward", "backward", "step", "generate", "base_logprobs", "save", "load", "remove", "export", "close",
 )  # fmt: skip
 DENIED, REFUSED, UNAVAILABLE, CORRUPT = "denied", "refused", "unavailable", "corrupt"
+END_S = 60.0
+"""Seconds to let go of the service in, after the last request."""
 PAUSES_S = (1.0, 4.0)
 """Before a second and a third request for something that was not created."""
 ADDRESS, KEY = "TRAINYARD_STEP_ADDRESS", "TRAINYARD_STEP_KEY"
@@ -138,6 +141,9 @@ def main(name: str, folder: Path) -> None:
             answers.write(orjson.dumps(answer) + b"\n")
             answers.flush()
     finally:
+        end = threading.Timer(END_S, os._exit, (1,))
+        end.daemon = True
+        end.start()  # an SDK may repeat a request to a service that is gone for hours
         if is_open:
             run_verb(service, {"verb": "close", "status": "errored"}, module.classify)
     answers.close()

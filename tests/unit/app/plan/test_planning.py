@@ -153,10 +153,10 @@ def test_a_job_with_another_problem_is_refused_with_all_reasons(here: Settings) 
     assert {reason.code for reason in refused.value.reasons} == {"R-BACKEND-MISSING", "R-PATH-ROOT"}
 
 
-def test_a_data_worker_is_refused_before_anything_is_planned(here: Settings) -> None:
+def test_a_path_that_no_data_worker_has_is_refused_before_anything_is_planned(here: Settings) -> None:
     dataset = {"path": "a.jsonl", "data_worker": "http://worker:9000", "format": "openai"}
     request = parse_request("training-job", {"dataset": dataset})
-    with pytest.raises(Refused, match=r"R-DATA-WORKER .*The data worker"):
+    with pytest.raises(Refused, match=r"R-DATA-WORKER .*'a.jsonl' is not a place"):
         resolve_chain(request.spec, here)
 
 

@@ -18,8 +18,8 @@ from trainyard.app.adapters.versions import delete_version, merge, show_card
 from trainyard.app.context import Context
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Refused, TrainyardError, Unavailable
 from trainyard.operations.adapters import CardInput, DeleteInput, MergeInput
+from trainyard.serve.publication import read_publication
 from trainyard.serve.versions.promotion import roll_out_version
-from trainyard.serve.versions.publication import read_publication
 from trainyard.settings import settings
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import Target

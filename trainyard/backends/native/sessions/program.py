@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import orjson
@@ -17,8 +18,11 @@ import torch
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.assembly import (
+    JOB,
+    PLAN,
     RunPlan,
     choose_head,
+    gather_policy,
     load_tokenizer,
     make_policy,
     open_session,
@@ -41,23 +45,28 @@ from trainyard.train.checkpoint.state import Snapshot, require_same
 from trainyard.train.checkpoint.streams import Sealer
 from trainyard.train.checkpoint.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.methods.contract import Policy
+from trainyard.train.parallel.team import Team
 from trainyard.train.session.session import Session
 
 POLL_S = 0.2
 """How soon a request to stop is seen while nobody calls."""
 WRITING_SHARE = 20
 """A checkpoint that takes a second is followed by the next one after 20 at the earliest."""
+OVERFLOWING = ("state/gradients/", "state/peers/gradients/")
+"""Tensors that may be infinite while a scaler looks for its factor."""
 IDLE, CLOSED = "idle", "closed"
 
 
-def serve(folder: Path, events: Events) -> None:
-    """Open the session of `folder/spec.json` and answer its calls until it ends."""
+def serve(folder: Path, events: Events, team: Team | None = None) -> None:
+    """Open the session of `folder/spec.json` and answer its calls until it ends, alone or as rank 0 of a team."""
     session_job = SessionJob.model_validate_json((folder / SPEC_FILE).read_bytes())
     job = session_job.job
     device = pick_device(job.config.device)
     set_determinism(job)
+    if team is not None:
+        team.broadcast_command(JOB, job.model_dump(mode="json"))
     with frame.lock_devices(job, folder, events, device), frame.memory_errors_in_words():
-        worker = SessionWorker(session_job, folder, events, device)
+        worker = SessionWorker(session_job, folder, events, device, team)
         with worker.writer:
             worker.run()
 
@@ -65,9 +74,11 @@ def serve(folder: Path, events: Events) -> None:
 class SessionWorker:
     """An open session: the engine, its operations, and its checkpoints."""
 
-    def __init__(self, session_job: SessionJob, folder: Path, events: Events, device: str) -> None:
-        self.session_job, self.folder, self.events = session_job, folder, events
-        policy, session = open_engine(session_job.job, folder, events, device)
+    def __init__(
+        self, session_job: SessionJob, folder: Path, events: Events, device: str, team: Team | None = None
+    ) -> None:
+        self.session_job, self.folder, self.events, self.team = session_job, folder, events, team
+        policy, session = open_engine(session_job.job, folder, events, device, team)
         require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(policy.model))
         self.session, self.sealer = session, open_sealer(session_job.key)
         session.sealer = self.sealer
@@ -78,7 +89,7 @@ class SessionWorker:
         self.operations = OperationQueue(None if checkpoint.path is None else self.resume(checkpoint.path))
         self.writer = CheckpointWriter(
             folder / CHECKPOINT_FOLDER, keep=session_job.job.config.engine.keep_checkpoints, keep_best=0, at=faultpoint,
-            report=self.note_written, may_overflow=("state/gradients/",) if session.scaler.is_enabled() else (),
+            report=self.note_written, may_overflow=OVERFLOWING if session.scaler.is_enabled() else (),
         )  # fmt: skip
         self.writer.sealer = self.sealer
         self.saved, self.changed = self.operations.done, False
@@ -97,7 +108,7 @@ class SessionWorker:
         for difference in require_same(snapshot, self.session.identity()):
             self.events.emit("warning", text=f"Since the checkpoint was made: {difference}. The bits may differ.")
         self.session.restore(snapshot)
-        self.session.num_forwards = int(values["forwards"])
+        self.session.count_forwards_from(int(values["forwards"]))
         if "slots" in values:  # not in those of earlier versions
             self.side.slots.restore(values["slots"], tensors)
         operations: dict[str, object] = values["operations"]
@@ -144,14 +155,21 @@ class SessionWorker:
         except TrainyardError as error:
             answer = error_header(error)
         except torch.OutOfMemoryError as error:
+            self.require_together()
             self.session.zero_grad()
             answer = error_header(out_of_memory_error(error))
         except Exception as error:  # of a call, which must not end the session; the traceback is in its log
             log_traceback()
+            self.require_together()
             answer = error_header(crash_error(error))
         self.changed = self.changed or operation.verb not in LOOKING
         self.operations.finish(operation, answer, len(orjson.dumps(answer)))
         faultpoint(f"session.{operation.verb}")
+
+    def require_together(self) -> None:
+        """Raise the error at hand where the other processes may wait for this one for ever: the session ends."""
+        if self.team is not None and self.team.broken:
+            raise  # noqa: PLE0704  called where an error is handled
 
     def status(self) -> JsonObject:
         """Return what callers see of an open session; read by threads of connections."""
@@ -191,15 +209,19 @@ class SessionWorker:
         self.events.emit("warning" if "code" in fields else "checkpoint", **event)
 
 
-def open_engine(job: TrainingJob, folder: Path, events: Events, device: str) -> tuple[Policy, Session]:
+def open_engine(
+    job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None
+) -> tuple[Policy, Session]:
     """Return the policy and its session, as a training has them before its first step."""
     tokenizer = load_tokenizer(job, events)
     policy = make_policy(job, device, events, tokenizer)
     precision = frame.decide_precision(job, device, folder)
     hyper = job.config.hyperparameters
     head = choose_head(job, policy, hyper.batch_size * hyper.max_length)
-    decided = RunPlan(hyper.max_steps or 1, precision.precision, head)
-    session = open_session(job, policy, tokenizer, decided, location=(device, folder), team=None)
+    decided = RunPlan(hyper.max_steps or 1, precision.precision, head, ends=False)
+    if team is not None:
+        team.broadcast_command(PLAN, asdict(decided))
+    session = open_session(job, policy, tokenizer, decided, location=(device, folder), team=team)
     events.emit("begin", precision=precision.precision.value, precision_why=precision.why, head=head.value)
     return policy, session
 
@@ -235,8 +257,9 @@ def export(job: TrainingJob, policy: Policy, session: Session, device: str, targ
     """Write the adapter or the model, with the tokenizer, as a training leaves it."""
     session.show_served()
     try:
-        frame.require_finite_weights(policy.model)
-        save_trained(policy, job, device, target)
+        served = gather_policy(policy, session, job)
+        frame.require_finite_weights(served.model)
+        save_trained(served, job, device, target)
     finally:
         session.show_trained()
     adapter = job.config.method.facts.adapter

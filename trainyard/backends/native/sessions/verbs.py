@@ -234,12 +234,31 @@ def drop_slot(side: SessionSide, arguments: JsonMapping, _: bytes) -> JsonObject
 
 
 def run_verb(side: SessionSide, verb: str, arguments: JsonMapping, body: bytes) -> JsonObject:
-    """Carry out a verb with the adapter of its slot in the model; what uses saved weights needs none."""
+    """Carry out a verb with the adapter of its slot in the model; what uses saved weights needs none.
+
+    Raises `InvalidInput` (`E-STEP`) for what a session of several processes does not do.
+    """
+    if int(side.session.parallelism.layout["processes"]) > 1:
+        require_shared(verb, arguments)
     if verb not in SLOT_VERBS and "weights" not in arguments:
         side.slots.enter(str(arguments.get("slot") or ""))
     return {**SLOT_VERBS, **VERBS}[verb](side, arguments, body)
 
 
+def require_shared(verb: str, arguments: JsonMapping) -> None:
+    """Raise `InvalidInput` (`E-STEP`) for calls that look into the model of one process."""
+    unshared = [name for name in ALONE if arguments.get(name) not in (None, "", 0)]
+    if verb in SLOT_VERBS or unshared:
+        raise InvalidInput(
+            f"A session of several processes takes no {unshared[0] if unshared else verb}.",
+            why="Its processes share the eight verbs on one adapter.",
+            do="Leave it out, or create a session of one process.",
+            code="E-STEP",
+        )
+
+
+ALONE = ("slot", "token_loss", "weights", "likeliest", "questions")
+"""Arguments of the wires of other services, for which a session has to be one process."""
 SLOT_VERBS: dict[str, Verb] = {"open_slot": open_slot, "drop_slot": drop_slot}
 """Calls about the adapters of a session, besides the eight verbs."""
 VERBS: dict[str, Verb] = {
