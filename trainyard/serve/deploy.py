@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -52,6 +53,7 @@ TOLERATED = ("forgetting", "heldout_loss", "token_accuracy")
 OLLAMA_URL = "http://127.0.0.1:11434"
 DEPLOYMENT_FIELDS = ("targets", "canary", "canary_max_tokens")
 """What a version remembers of its deployer: enough to make it live again (`serve/versions/promotion.py`)."""
+logger = logging.getLogger(__name__)
 Clients = Callable[[Target, str, Settings], httpx.Client]
 
 
@@ -337,7 +339,8 @@ def register(
     )
     # A version of the same key may be there already.
     version = version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
-    record_version(version, settings, PUBLISHED, "registered")
+    if problem := record_version(version, settings, PUBLISHED, "registered"):
+        logger.warning("%s", problem)
     version = keep_card(version, registry, settings)
     upload_version(version, registry, settings)
     return version

@@ -20,9 +20,14 @@ from typing import Any
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, NotFound, TrainyardError
+from trainyard.stores.files import make_folders
 from trainyard.stores.ledger import log
 from trainyard.stores.ledger.checking import verify_ledger
+from trainyard.stores.ledger.index import LedgerIndex
 from trainyard.stores.ledger.log import Ledger
+from trainyard.stores.ledger.merkle import range_root
+from trainyard.stores.ledger.notes import Checkpoint
+from trainyard.stores.ledger.tiles import list_tiles
 from trainyard.stores.whole import new_file
 from trainyard.testing.simulated_files import SimulatedFiles
 from trainyard.testing.simulation import Simulator, Swap, always, violation_lines
@@ -60,11 +65,11 @@ def writes_checkpoint_first(self: Ledger, key: Any, head: Any, entries: list[byt
     """The checkpoint comes before the tiles that it covers."""
     size = head.size + len(entries)
     grown = log.GrownTree(head, entries)
-    checkpoint = log.Checkpoint(head.checkpoint.origin, size, log.range_root(0, size, grown.subtree))
+    checkpoint = Checkpoint(head.checkpoint.origin, size, range_root(0, size, grown.subtree))
     with new_file(self.folder / log.CHECKPOINT, self.files) as temporary:
         self.files.write(temporary, f"{checkpoint.text}\n{key.signature_line(checkpoint.text)}".encode())
-    for tile in log.list_tiles(size, head.size):
-        log.make_folders(self.files, (self.folder / tile.path).parent)
+    for tile in list_tiles(size, head.size):
+        make_folders(self.files, (self.folder / tile.path).parent)
         with new_file(self.folder / tile.path, self.files) as temporary:
             self.files.write(temporary, grown.content(tile))
 
@@ -77,7 +82,7 @@ def build_swaps() -> dict[str, tuple[Swap, ...]]:
         "tile-renamed-before-fsync": ((log, "new_file", writes_unflushed),),
         "names-not-flushed": ((log, "new_file", writes_name_unflushed),),
         "checkpoint-first": ((Ledger, "_write", writes_checkpoint_first),),
-        "keys-forgotten": ((log.LedgerIndex, "find_keys", always({})),),
+        "keys-forgotten": ((LedgerIndex, "find_keys", always({})),),
     }
 
 

@@ -248,9 +248,9 @@ def check_other_files(ledger: Ledger, head: Head, leaves: list[bytes], result: L
     current = {tile.path for tile in list_tiles(head.size)}
     sizes = {tile.path: len(head.tiles.read(tile)) for tile in list_readable(head)}
     expected_sizes = {path: size for path, size in sizes.items() if "/entries/" not in path}
-    for tile in list_tiles(head.size):
-        if (size := expected_sizes.get(tile.path)) is not None and size != tile.width * HASH_BYTES:
-            result.add(tile.path, f"It has {size} bytes, not {tile.width * HASH_BYTES}.", tile.start)
+    for part in list_tiles(head.size):
+        if (size := expected_sizes.get(part.path)) is not None and size != part.width * HASH_BYTES:
+            result.add(part.path, f"It has {size} bytes, not {part.width * HASH_BYTES}.", part.start)
     for path in list_tile_files(ledger.files, ledger.folder):
         if path in current:
             continue
