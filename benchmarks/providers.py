@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.backends.cloud.contract import CloudRequest, Provider, ProviderAddress, UploadedRows
-from trainyard.backends.cloud.submission import JOURNAL_FILE, Pace, Submission
+from trainyard.backends.cloud.submission import JOURNAL_FILE, PollPace, Submission
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
 from trainyard.loading import load_object
@@ -33,7 +33,7 @@ from trainyard.testing.providers.double import KEY, ProviderDouble
 from trainyard.testing.providers.faults import Faults
 from trainyard.workers.trainyard_worker.contract import EventWriter
 
-PACE = Pace(poll_s=0.001, settle_s=0.004)
+PACE = PollPace(poll_s=0.001, settle_s=0.004)
 MODELS = {"openai": "gpt-4o-mini-2024-07-18"}
 VARIABLES = {
     "FIREWORKS_ACCOUNT_ID": "acme", "AWS_ACCESS_KEY_ID": KEY, "AWS_REGION": "us-east-1",

@@ -342,7 +342,7 @@ def record_node(
 
 
 STEP_EVENTS = {RESUMED: "started", PAUSED: "stopped", FAILED: "failed"}
-"""Kind of an entry without a result -> the event of the run whose number tells one from the next."""
+"""Kind of an entry without a result -> the event of the run whose number is a part of its key."""
 
 
 def step_key(run_id: str, node: str, key: str) -> str:

@@ -78,6 +78,9 @@ class PriceSetting(BaseModel):
 class MoneySettings(BaseSettings):
     """Settings of prices and spending limits, in US dollars."""
 
+    gpu_provider: str = Field(
+        "local", min_length=1, max_length=63, description="Who provides this machine's devices, for the ledger."
+    )
     price_per_hour: Usd | None = Field(None, description="Price of an hour of one device of this machine, in USD.")
     price_per_kwh: Usd | None = Field(
         None, description="Price of a kWh in USD, for the energy of the GPUs whose driver measures their power."
@@ -210,9 +213,6 @@ class MachineSettings(PlanSettings):
     )
     mirror_stores: tuple[str, ...] = Field(
         (), description="Buckets to which chains may copy checkpoints, such as gs://bucket/prefix."
-    )
-    gpu_provider: str = Field(
-        "local", min_length=1, max_length=63, description="Who provides this machine's devices, for the ledger."
     )
     lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
     vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")

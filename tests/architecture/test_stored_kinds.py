@@ -20,9 +20,9 @@ CACHE = "made again when it does not fit"
 GIVEN = "bytes or text of the user, or for people to read"
 C2SP = "in a format of C2SP, which has its own version"
 WITHOUT = {
-    "trainyard/app/ledger.py: export": C2SP,
-    "trainyard/app/ledger.py: keep_cosigned": C2SP,
-    "trainyard/app/ledger.py: witness": C2SP,
+    "trainyard/app/artifacts/ledger.py: export": C2SP,
+    "trainyard/app/artifacts/ledger.py: keep_cosigned": C2SP,
+    "trainyard/app/artifacts/ledger.py: witness": C2SP,
     "trainyard/app/run_records.py: begin": GIVEN,
     "trainyard/app/stack/api_service.py: start_api": CACHE,
     "trainyard/app/services.py: choose_working_folder": CACHE,

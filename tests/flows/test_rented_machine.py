@@ -16,7 +16,7 @@ from flows.chain import chain
 from tests.flows.conftest import FlowServer
 from tests.sshd import NOT_HERE, SSHD, Sshd
 from trainyard.app.context import Context
-from trainyard.app.stack.rented import create_queue, hold_machine, name_queue
+from trainyard.app.stack.rented import attach_machine, create_queue, name_queue
 from trainyard.compute.child import kill
 from trainyard.compute.rent.prime import PrimeService
 from trainyard.compute.rent.rentals import OfferQuery, RentalLimits, RentalStore
@@ -89,8 +89,8 @@ def test_a_run_of_its_queue_is_done_and_the_idle_machine_released(
 
             watcher = Thread(target=wait_then_idle)
             watcher.start()
-            with renter.hold(rental):
-                hold_machine(rental, renter, Context(own, say=lines.append))
+            with renter.attach(rental):
+                attach_machine(rental, renter, Context(own, say=lines.append))
             watcher.join()
     finally:
         sshd.process.terminate()

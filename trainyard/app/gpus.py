@@ -273,7 +273,7 @@ def open_prime(settings: Settings) -> PrimeService:
 
 
 def rent_machine(request: RentInput, context: Context) -> RentalView:
-    """Rent a machine; with `hold` let it work until a limit, and release it."""
+    """Rent a machine; with `attach` let it work until a limit, and release it."""
     settings = context.settings
     limits = resolve_limits(request, settings)
     key = request.key or derive_rental_key(context)
@@ -281,11 +281,11 @@ def rent_machine(request: RentInput, context: Context) -> RentalView:
         renter = Renter(service, RentalStore(settings.rentals), say=context.say)
         require_budget(key, limits, settings)
         rental = renter.rent(key, build_query(request), limits, request.hours)
-        if request.hold:
-            from trainyard.app.stack.rented import hold_machine  # imports the SSH client
+        if request.attach:
+            from trainyard.app.stack.rented import attach_machine  # imports the SSH client
 
-            with renter.hold(rental):
-                hold_machine(rental, renter, context)
+            with renter.attach(rental):
+                attach_machine(rental, renter, context)
             rental = renter.store.get(key)
     return show_rental(rental, settings)
 

@@ -136,7 +136,7 @@ def estimate_flops(job: TrainingJob, tokens: int) -> int | None:
 
 
 def sender_address(settings: Settings) -> str:
-    """Return the fingerprint of this home's key: the address of whoever uses the home without a token."""
+    """Return the fingerprint of this home's key: the address of callers without a token."""
     key = Ledger.at_home(settings.home).private_key()
     return f"ed25519:{key.public.fingerprint}" if key else "owner"
 

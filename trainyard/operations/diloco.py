@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainyard.app.plan.diloco import SimulationResult
 
 
-class SimulateInput(Request):
+class SimulateIslandsInput(Request):
     parameters: float = Field(gt=0, le=1e15, description="Trained weights, such as 1.1e9; of an adapter, its own.")
     step_s: float = Field(gt=0, le=1e6, description="Seconds of a step of one island.")
     num_islands: int = Field(2, ge=2, le=1024, description="Islands.")
@@ -58,7 +58,7 @@ def simulation_text(result: SimulationResult) -> str:
 ROWS: dict[str, Operation] = {
     "diloco simulate": Operation(
         "What islands would send and how long they would wait, next to synchronous training; nothing is started.",
-        request=SimulateInput, run="app.plan.diloco:simulate", text=simulation_text, scope=Scope.READ,
+        request=SimulateIslandsInput, run="app.plan.diloco:simulate", text=simulation_text, scope=Scope.READ,
         example="trainyard diloco simulate --parameters 1.1e9 --step-s 2 --num-islands 4 --mbit-per-s 200",
         route="POST /api/v1/diloco/simulate", tenants=True, only_answers=True,
     ),

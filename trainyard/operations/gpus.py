@@ -39,7 +39,7 @@ class RentInput(MachineInput):
     key: str = Field(
         "", pattern=r"^([a-z0-9]{4,32})?$", description="Name of the rental: asked for twice, it is rented once."
     )
-    hold: Annotated[bool, Option(local=True)] = Field(
+    attach: Annotated[bool, Option(local=True)] = Field(
         False, description="Stay, let it work as a Prefect worker over SSH, and release it at the end."
     )
 
@@ -144,7 +144,7 @@ ROWS: dict[str, Operation] = {
         "Rent the cheapest machine that fits, within limits of price, time and money.",
         request=RentInput, run="app.gpus:rent_machine", text=rental_text, scope=Scope.ADMIN,
         route="POST /api/v1/gpus/rentals", status=201,
-        example="trainyard gpus rent --gpu H100 --hours 3 --max-price 3 --max-spend 10 --hold",
+        example="trainyard gpus rent --gpu H100 --hours 3 --max-price 3 --max-spend 10 --attach",
     ),
     "gpus ps": Operation(
         "The rented machines, what they cost so far, and the release of those whose limits are reached.",

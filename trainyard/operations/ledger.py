@@ -15,7 +15,7 @@ from trainyard.operations.table import Operation, Scope
 from trainyard.operations.tables import format_table
 
 if TYPE_CHECKING:
-    from trainyard.app.ledger import (
+    from trainyard.app.artifacts.ledger import (
         Cosigned,
         ExportedLedger,
         LedgerCheck,
@@ -152,38 +152,38 @@ READ, RUN, ADMIN = Scope
 ROWS: dict[str, Operation] = {
     "ledger log": Operation(
         "The entries of the ledger, newest first: what was read, trained, evaluated and deployed.",
-        request=LedgerLogInput, run="app.ledger:list_entries", text=ledger_log_text, scope=READ,
+        request=LedgerLogInput, run="app.artifacts.ledger:list_entries", text=ledger_log_text, scope=READ,
         route="GET /api/v1/ledger", tenants=True,
     ),
     "ledger show": Operation(
         "One entry of the ledger: a training with device, price, model, data digests and cost.",
-        request=LedgerShowInput, run="app.ledger:show_entry", text=ledger_entry_text, scope=READ,
+        request=LedgerShowInput, run="app.artifacts.ledger:show_entry", text=ledger_entry_text, scope=READ,
         route="GET /api/v1/ledger/entries/{entry}", tenants=True,
     ),
     "ledger verify": Operation(
         "Check every entry, tile and signature of the ledger, and name what was changed.",
-        request=LedgerVerifyInput, run="app.ledger:verify", text=ledger_check_text, scope=ADMIN,
+        request=LedgerVerifyInput, run="app.artifacts.ledger:verify", text=ledger_check_text, scope=ADMIN,
         route="GET /api/v1/ledger/verify",
     ),
     "ledger prove": Operation(
         "A proof that an entry is in the log, or that an earlier log is its beginning.",
-        request=LedgerProveInput, run="app.ledger:prove", text=ledger_proof_text, scope=READ,
+        request=LedgerProveInput, run="app.artifacts.ledger:prove", text=ledger_proof_text, scope=READ,
         example="trainyard ledger prove 12 > adapter.tlog-proof",
         route="GET /api/v1/ledger/entries/{entry}/proof", tenants=True,
     ),
     "ledger export": Operation(
         "Write the ledger with its public key and a script that checks it without Trainyard.",
-        request=LedgerExportInput, run="app.ledger:export", text=exported_text, scope=ADMIN,
+        request=LedgerExportInput, run="app.artifacts.ledger:export", text=exported_text, scope=ADMIN,
         local="It writes a folder anywhere on this machine.",
     ),
     "ledger witness": Operation(
         "Cosign another machine's ledger if it only grew, or keep a witness's checkpoint of this one.",
-        request=LedgerWitnessInput, run="app.ledger:witness", text=cosigned_text, scope=ADMIN,
+        request=LedgerWitnessInput, run="app.artifacts.ledger:witness", text=cosigned_text, scope=ADMIN,
         local="It reads a folder anywhere on this machine.",
     ),
     "ledger rotate": Operation(
         "Replace the ledger's key, which may be lost; an entry records it.",
-        request=LedgerRotateInput, run="app.ledger:rotate", text=rotated_text, scope=ADMIN,
+        request=LedgerRotateInput, run="app.artifacts.ledger:rotate", text=rotated_text, scope=ADMIN,
         example="trainyard ledger rotate --because 'the disk with the key broke'",
         local="It writes a secret on this machine.",
     ),

@@ -73,7 +73,7 @@ def examine(chain: ChainSpec | object, base_model: str) -> tuple[list[Reason], R
             return examine_each_method(chain, base_model)
         nodes = [ParsedNode(node.type, node.id, node.needs, node) for node in chain.nodes]
         reasons, resolved = examine_nodes(chain.name, chain.tenant, nodes, [], base_model)
-        if resolved is not None:  # labels and limits are no part of what is trained, and so of no digest
+        if resolved is not None:  # labels and limits do not change what is trained, nor the digest
             labels = {"theme": chain.theme, "tags": chain.tags, "max_spend": chain.max_spend}
             resolved = resolved.model_copy(update=labels)
         return reasons, resolved

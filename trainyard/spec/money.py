@@ -53,7 +53,7 @@ class Price(Frozen):
     @property
     def text(self) -> str:
         """`2.50 USD per hour (price list, 2026-11-01)`."""
-        return f"{format_usd(self.usd)} per {self.per.replace('_', ' ')} ({self.source}, {self.date})"
+        return f"{format_usd(self.usd, self.currency)} per {self.per.replace('_', ' ')} ({self.source}, {self.date})"
 
     def cost(self, quantity: float) -> Decimal:
         """Return the cost of hours, tokens or steps: for `million_tokens`, `quantity` counts single tokens."""
@@ -76,7 +76,7 @@ class Cost(Frozen):
     @property
     def text(self) -> str:
         energy = "" if self.energy_kwh is None else f", {self.energy_kwh:.3f} kWh"
-        return f"{format_usd(self.usd)}{energy} ({self.source})"
+        return f"{format_usd(self.usd, self.currency)}{energy} ({self.source})"
 
 
 def round_usd(amount: Decimal) -> Decimal:
@@ -84,10 +84,10 @@ def round_usd(amount: Decimal) -> Decimal:
     return amount.quantize(MICRO, rounding=ROUND_HALF_UP)
 
 
-def format_usd(amount: Decimal) -> str:
+def format_usd(amount: Decimal, currency: str = "USD") -> str:
     """`0.42 USD`; four digits below a cent."""
     digits = 2 if amount == 0 or amount >= Decimal("0.1") else 4
-    return f"{amount:,.{digits}f} USD"
+    return f"{amount:,.{digits}f} {currency}"
 
 
 def hours_cost(price: Price, seconds: float, devices: int = 1) -> Decimal:

@@ -196,7 +196,7 @@ class LaunchSettings(Strict):
 
     @property
     def islands(self) -> int:
-        """Return the groups of processes that train by themselves; 1 without diloco."""
+        """Return the groups of processes that train separately; 1 without diloco."""
         return self.diloco.num_islands if self.diloco is not None else 1
 
     @property

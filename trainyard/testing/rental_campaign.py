@@ -1,4 +1,4 @@
-"""Seeded rentals against the double of Prime Intellect: faults of service, clock and renter, then what must hold.
+"""Seeded rentals against the double of Prime Intellect: faults of service, clock and renter, then what must be true.
 
 A run rents, works, and releases; it may be killed at any call or write. After it, another command looks once a poll, as
 the watchdog of `trainyard up` does. `benchmarks/rent.py` runs hundreds of seeds.
@@ -123,12 +123,12 @@ def choose_faults(faults: tuple[str, ...], draw: random.Random) -> PrimeFaults:
 
 
 def work(renter: Renter, limits: RentalLimits, draw: random.Random) -> None:
-    """Rent a machine and use it for a while, as `gpus rent --hold` does; end as a killed process does."""
+    """Rent a machine and use it for a while, as `gpus rent --attach` does; end as a killed process does."""
     query, hours = OfferQuery(gpu="H100", gpus=1), draw.choice([0.1, 0.25, 0.5])
     looks, busy_share = draw.randrange(1, 300), draw.choice([0.0, 0.5, 1.0])
     try:
         rental = renter.rent("seeded", query, limits, hours)
-        with renter.hold(rental):
+        with renter.attach(rental):
             for _ in range(looks):
                 renter.sleep(POLL_S)
                 try:

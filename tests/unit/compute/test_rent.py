@@ -40,7 +40,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_the_cheapest_offer_in_stock_is_rented_and_released(world: World) -> None:
     rental = world.renter.rent("desk1", QUERY, LIMITS, 0.5)
     assert (rental.offer.instance, rental.offer.usd_per_hour) == ("h100-b", Decimal("1.5"))
-    with world.renter.hold(rental):
+    with world.renter.attach(rental):
         world.sleep(120)
         rental = world.renter.check(rental, busy=True)
         assert (rental.ssh, rental.usd) == ("root@127.0.0.1 -p 22", Decimal("0.05"))

@@ -105,8 +105,7 @@ def test_markdown_gives_headings_questions_items_and_tables() -> None:
         "Rows": "Rows: what the validator reads from the node above it.",
         "role": "`role`: what the adapter is for.",
         "slot": "slot: the right to use the training device.",
-        '"`role`" under "default"': "`role`, default: assistant.",
-        "the training chain": "The training chain has six kinds of nodes, and each does one thing.",
+        "kinds of nodes": "The training chain has six kinds of nodes, and each does one thing.",
     }
 
 
@@ -114,11 +113,11 @@ def test_the_question_names_the_document_and_where_a_term_stands() -> None:
     assert ("section", "The validator", "Nodes") in rules(MANUAL)
     assert ("question", "What does a gate decide?", "Nodes") in rules(MANUAL)
     assert ("term", "quarantine", "Nodes: The validator") in rules(MANUAL)
-    assert ("statement", "the training chain", "Nodes") in rules(MANUAL)
+    assert ("statement", "kinds of nodes", "Nodes") in rules(MANUAL)
 
 
 def test_questions_of_headings_come_first_then_terms() -> None:
-    assert [fact.worth for fact in extract(document(MANUAL), QA)] == [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3]
+    assert [fact.worth for fact in extract(document(MANUAL), QA)] == [0, 1, 1, 1, 1, 1, 1, 1, 1, 3]
 
 
 def test_what_a_page_is_about_is_asked_only_where_there_is_nothing_else() -> None:
@@ -141,7 +140,7 @@ def test_a_definition_inside_a_paragraph_is_found() -> None:
     assert answer_by_topic["What is a reference?"].startswith(
         "A reference is the address, digest, kind and size of a finished result."
     )
-    assert set(answer_by_topic) == {"Kinds", "What is a reference?", "nodes"}
+    assert set(answer_by_topic) == {"Kinds", "What is a reference?"}
 
 
 def test_a_sentence_that_an_answer_already_holds_is_not_taken_again() -> None:
@@ -462,12 +461,12 @@ def test_a_definition_of_what_the_title_names_is_asked_for_directly() -> None:
 def test_pairs_are_stable_and_their_questions_unique() -> None:
     first, second = (pairs(document(MANUAL), QA, wordings=3) for _ in range(2))
     assert first == second
-    assert Counter(len(pair.wordings) for pair in first) == {3: 11}
-    assert len({pair.id for pair in first}) == 11
+    assert Counter(len(pair.wordings) for pair in first) == {3: 10}
+    assert len({pair.id for pair in first}) == 10
     wordings = [wording for pair in first for wording in pair.wordings]
     assert len(set(wordings)) == len(wordings)
     changed = pairs(document(MANUAL.replace("good rows", "best rows")), QA, wordings=3)
-    assert len({pair.id for pair in first} & {pair.id for pair in changed}) == 9
+    assert len({pair.id for pair in first} & {pair.id for pair in changed}) == 8
 
 
 def test_topics_with_braces_are_taken_as_text() -> None:
@@ -557,42 +556,3 @@ def test_prose_and_tables_give_a_pair_for_25_words(page: Path) -> None:
 def test_no_sentence_makes_the_questions_fail(sentence: str) -> None:
     for ask in (*ask_english(sentence), *ask_german(sentence)):
         assert ask.topic
-
-
-def test_passage_is_about_its_subject_and_what_it_tells_the_reader_to_do() -> None:
-    text = "# Ferry\n\n## Quay\n\nYou can store snapshots on a remote server when the first one is full.\n"
-    text += "\n## Crane house\n\nThe harbour gate opens for ten minutes after each tide.\n"
-    assert ("statement", "storing snapshots on a remote server", "Ferry: Quay") in rules(text)
-    assert ("statement", "the harbour gate", "Ferry: Crane house") in rules(text)
-
-
-def test_german_instruction_is_asked_for_as_what_the_reader_wants() -> None:
-    text = (
-        "# Hafen\n\n## Lager\n\nLegen Sie vor der Einfahrt eine neue Zollerklärung an, damit die Kontrolle am Kai "
-        "nicht zu lange dauert. Die Formulare werden jedes Jahr von der Verwaltung erneuert.\n"
-    )
-    assert "eine neue Zollerklärung anlegen" in {topic for rule, topic, _ in rules(text) if rule == "activity"}
-
-
-def test_column_next_to_a_description_is_asked_for() -> None:
-    text = (
-        "# Port\n\n## Flags\n\n| flag | description | default |\n|---|---|---|\n| `-a` | shows all ships | off |\n"
-        "| `-b` | shows empty berths | on |\n"
-    )
-    facts = extract_facts(text)
-    assert facts['"`-b`" under "default"'] == "`-b`, default: on."
-    assert facts["-a"] == "`-a`: shows all ships."
-
-
-def test_lead_in_of_a_list_or_of_code_is_its_question() -> None:
-    text = "# Port\n\nThe crane requires the following permits:\n\n- a lifting permit\n- a wind permit\n"
-    assert "Which permits does the crane require?" in {topic for _, topic, _ in rules(text)}
-    text = "# Port\n\nRun the following to unload the northern quay:\n\n```\nquay unload --north\n```\n"
-    assert ("purpose", "unload the northern quay") in {(rule, topic) for rule, topic, _ in rules(text)}
-
-
-def test_notes_of_site_builders_are_read_and_quotations_are_not() -> None:
-    note = "Harbour pilots board large vessels at the outer buoy."
-    for text in (f"!!! note\n    {note}\n", f":::tip[Pilots]\n\n{note}\n\n:::\n", f"> [!NOTE]\n> {note}\n"):
-        assert note in extract_facts(f"# Port\n\n{text}").values()
-    assert extract_facts(f"# Port\n\n> {note}\n") == {}

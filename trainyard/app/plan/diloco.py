@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput
-from trainyard.operations.diloco import SimulateInput
+from trainyard.operations.diloco import SimulateIslandsInput
 from trainyard.spec.axes.strategies import DILOCO_SETTINGS, DilocoEngine
 from trainyard.spec.estimate.islands import IslandSimulation, Link, simulate_islands
 
@@ -14,7 +14,7 @@ class SimulationResult(Response):
     simulation: IslandSimulation
 
 
-def simulate(request: SimulateInput, _context: Context) -> SimulationResult:
+def simulate(request: SimulateIslandsInput, _context: Context) -> SimulationResult:
     """Compute bytes, wall clock and utilisation. Raises `InvalidInput` (`E-PARAMETER`) for islands or links that do not
     fit together.
     """
@@ -39,7 +39,7 @@ def simulate(request: SimulateInput, _context: Context) -> SimulationResult:
     return SimulationResult(simulation=simulation)
 
 
-def read_links(request: SimulateInput) -> list[Link]:
+def read_links(request: SimulateIslandsInput) -> list[Link]:
     """Return the link of each island."""
     numbers = {"mbit_per_s": request.mbit_per_s, "latency_ms": request.latency_ms}
     for name, values in numbers.items():

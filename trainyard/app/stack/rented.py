@@ -25,7 +25,7 @@ TIMEOUT_S = 10.0
 CONFLICT = 409
 
 
-def hold_machine(rental: Rental, renter: Renter, context: Context) -> None:
+def attach_machine(rental: Rental, renter: Renter, context: Context) -> None:
     """Let a machine work until a limit, its end or an interrupt; who called releases it."""
     asyncio.run(work_remotely(rental, renter, context))
 

@@ -15,9 +15,9 @@ from trainyard.backends.cloud.contract import (
     CloudRequest,
     EventPage,
     ProviderAddress,
+    ProviderState,
     RemoteEvent,
     RemoteJob,
-    RemoteState,
     UploadedRows,
     drop_missing,
     provider_errors,
@@ -30,11 +30,11 @@ from trainyard.spec.axes.stages import Stage
 BACKEND = CloudProgram(BackendName.BEDROCK)
 NAME = BACKEND.name.value
 STATES = {
-    "InProgress": RemoteState.RUNNING,
-    "Completed": RemoteState.DONE,
-    "Failed": RemoteState.FAILED,
-    "Stopping": RemoteState.RUNNING,
-    "Stopped": RemoteState.CANCELED,
+    "InProgress": ProviderState.RUNNING,
+    "Completed": ProviderState.DONE,
+    "Failed": ProviderState.FAILED,
+    "Stopping": ProviderState.RUNNING,
+    "Stopped": ProviderState.CANCELED,
 }
 SCHEMA = "bedrock-conversation-2024"
 
@@ -69,7 +69,7 @@ class Bedrock:
     def create(self, request: CloudRequest, rows: UploadedRows) -> RemoteJob:
         with provider_errors(NAME, "the submission", *self.errors):
             reply = self.client.create_model_customization_job(**arguments(request, rows, self.role, self.bucket))
-        return RemoteJob(reply["jobArn"], RemoteState.RUNNING, "InProgress")
+        return RemoteJob(reply["jobArn"], ProviderState.RUNNING, "InProgress")
 
     def find(self, run_key: str) -> list[RemoteJob]:
         found, token = [], ""
@@ -142,7 +142,7 @@ def read_job(row: JsonObject) -> RemoteJob:
     """Return a job, from its own description or its line in the list."""
     word = str(row["status"])
     return RemoteJob(
-        str(row["jobArn"]), STATES.get(word, RemoteState.UNKNOWN), word, message=row.get("failureMessage", ""),
+        str(row["jobArn"]), STATES.get(word, ProviderState.UNKNOWN), word, message=row.get("failureMessage", ""),
         model=row.get("outputModelArn") or row.get("outputModelName") or "",
     )  # fmt: skip
 

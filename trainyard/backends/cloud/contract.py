@@ -24,7 +24,7 @@ ANY_KEY = "none"
 """What a client is opened with where an address is called without a key."""
 
 
-class RemoteState(StrEnum):
+class ProviderState(StrEnum):
     """State of a job at a provider."""
 
     WAITING = "waiting"
@@ -37,7 +37,7 @@ class RemoteState(StrEnum):
 
     @property
     def over(self) -> bool:
-        return self in (RemoteState.DONE, RemoteState.FAILED, RemoteState.CANCELED)
+        return self in (ProviderState.DONE, ProviderState.FAILED, ProviderState.CANCELED)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RemoteJob:
     """A job at a provider."""
 
     id: str
-    state: RemoteState
+    state: ProviderState
     word: str
     """The provider's own word for its state."""
     message: str = ""

@@ -1,4 +1,4 @@
-"""A provider for programs that hold its key themselves: submit, status, cancel, download, without a manager.
+"""A provider for programs that have its key: submit, status, cancel, download, without a manager.
 
     provider = FineTuneProviderFactory.create("together", key)
     job_id = provider.submit(CloudFineTuneConfig(model="meta-llama/Llama-3-8b", training_file="data/train.jsonl"))
@@ -21,10 +21,10 @@ from trainyard.backends.cloud.contract import (
     CloudRequest,
     Provider,
     ProviderAddress,
-    RemoteState,
+    ProviderState,
     UploadedRows,
 )
-from trainyard.backends.cloud.submission import Pace, Submission
+from trainyard.backends.cloud.submission import PollPace, Submission
 from trainyard.compute.child import EVENTS_FILE, Events
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.settings import Settings, settings
@@ -35,12 +35,12 @@ from trainyard.spec.programs import CloudFineTuneConfig
 from trainyard.spec.states import JobState
 
 STATES = {
-    RemoteState.WAITING: JobState.PENDING,
-    RemoteState.RUNNING: JobState.RUNNING,
-    RemoteState.UNKNOWN: JobState.RUNNING,
-    RemoteState.DONE: JobState.COMPLETED,
-    RemoteState.FAILED: JobState.FAILED,
-    RemoteState.CANCELED: JobState.CANCELED,
+    ProviderState.WAITING: JobState.PENDING,
+    ProviderState.RUNNING: JobState.RUNNING,
+    ProviderState.UNKNOWN: JobState.RUNNING,
+    ProviderState.DONE: JobState.COMPLETED,
+    ProviderState.FAILED: JobState.FAILED,
+    ProviderState.CANCELED: JobState.CANCELED,
 }
 FOLDER = "providers"
 
@@ -61,7 +61,7 @@ class FineTuneProvider:
         folder = self.machine.home / FOLDER / key[:32]
         folder.mkdir(parents=True, exist_ok=True)
         events, hyper = Events(folder / EVENTS_FILE), config.hyperparams
-        pace = Pace(poll_s=self.machine.provider_poll_s, settle_s=self.machine.provider_settle_s)
+        pace = PollPace(poll_s=self.machine.provider_poll_s, settle_s=self.machine.provider_settle_s)
         submission = Submission(self.client, key[:32], folder, events.emit, pace)
         uploaded = [submission.upload(part, file) for part, file in zip(("rows", "validation"), files, strict=False)]
         request = CloudRequest(
@@ -83,7 +83,7 @@ class FineTuneProvider:
     def download(self, job_id: str, folder: str | Path) -> Path:
         """Download the weights of a finished job into a folder. Raises `Conflict` (`E-JOB-STATE`), `R-PROVIDER`."""
         job, target = self.client.read(job_id), Path(folder)
-        if job.state is not RemoteState.DONE:
+        if job.state is not ProviderState.DONE:
             raise Conflict(f"The job {job_id} is {job.word}.", do="Wait for its end.", code="E-JOB-STATE")
         target.mkdir(parents=True, exist_ok=True)
         self.client.download(job, target)

@@ -12,9 +12,9 @@ from trainyard.backends.cloud.contract import (
     EventPage,
     ProviderAddress,
     ProviderError,
+    ProviderState,
     RemoteEvent,
     RemoteJob,
-    RemoteState,
     UploadedRows,
     drop_missing,
     method_setting,
@@ -29,12 +29,12 @@ PREFIX = "JOB_STATE_"
 STATES = {
     **dict.fromkeys(
         ("CREATING", "PENDING", "VALIDATING", "RE_QUEUEING", "CREATING_INPUT_DATASET", "IDLE", "PAUSED"),
-        RemoteState.WAITING,
+        ProviderState.WAITING,
     ),
-    **dict.fromkeys(("RUNNING", "WRITING_RESULTS", "CANCELLING"), RemoteState.RUNNING),
-    **dict.fromkeys(("COMPLETED", "EARLY_STOPPED"), RemoteState.DONE),
-    **dict.fromkeys(("FAILED", "EXPIRED"), RemoteState.FAILED),
-    **dict.fromkeys(("CANCELLED", "DELETING", "DELETING_CLEANING_UP"), RemoteState.CANCELED),
+    **dict.fromkeys(("RUNNING", "WRITING_RESULTS", "CANCELLING"), ProviderState.RUNNING),
+    **dict.fromkeys(("COMPLETED", "EARLY_STOPPED"), ProviderState.DONE),
+    **dict.fromkeys(("FAILED", "EXPIRED"), ProviderState.FAILED),
+    **dict.fromkeys(("CANCELLED", "DELETING", "DELETING_CLEANING_UP"), ProviderState.CANCELED),
 }
 """States without their prefix; JOB_STATE_UNSPECIFIED is one that nobody knows."""
 SUPERVISED, PAIRS = "sft", "dpo"
@@ -165,7 +165,7 @@ def read_job(kind: str, row: Any) -> RemoteJob:
     model = getattr(row, "output_model", None) or getattr(config, "output_model", None) or ""
     return RemoteJob(
         f"{kind}/{name}",
-        STATES.get(word.removeprefix(PREFIX), RemoteState.UNKNOWN),
+        STATES.get(word.removeprefix(PREFIX), ProviderState.UNKNOWN),
         word,
         message=getattr(row.status, "message", None) or "",
         model=model,

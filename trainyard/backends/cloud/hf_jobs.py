@@ -16,9 +16,9 @@ from trainyard.backends.cloud.contract import (
     CloudRequest,
     EventPage,
     ProviderAddress,
+    ProviderState,
     RemoteEvent,
     RemoteJob,
-    RemoteState,
     UploadedRows,
     drop_missing,
     provider_errors,
@@ -30,12 +30,12 @@ from trainyard.spec.axes.methods import Method
 BACKEND = CloudProgram(BackendName.HF_JOBS)
 NAME = BACKEND.name.value
 STATES = {
-    "SCHEDULING": RemoteState.WAITING,
-    "RUNNING": RemoteState.RUNNING,
-    "COMPLETED": RemoteState.DONE,
-    "CANCELED": RemoteState.CANCELED,
-    "DELETED": RemoteState.CANCELED,
-    "ERROR": RemoteState.FAILED,
+    "SCHEDULING": ProviderState.WAITING,
+    "RUNNING": ProviderState.RUNNING,
+    "COMPLETED": ProviderState.DONE,
+    "CANCELED": ProviderState.CANCELED,
+    "DELETED": ProviderState.CANCELED,
+    "ERROR": ProviderState.FAILED,
 }
 LABEL = "trainyard-run"
 FLAVOR, TIMEOUT_S = "a10g-small", 3600
@@ -133,7 +133,7 @@ class HfJobs:
     def read_info(self, job: Any) -> RemoteJob:
         """Return a job, with what its minutes cost by the Hub's own list of prices."""
         word = getattr(job.status.stage, "value", job.status.stage)
-        state = STATES.get(word, RemoteState.UNKNOWN)
+        state = STATES.get(word, ProviderState.UNKNOWN)
         spec = json.loads((job.environment or {}).get("TRAINYARD_SPEC", "{}"))
         seconds = job.durations.running_secs if job.durations is not None else None
         cost = seconds / 60 * self.price_of(str(job.flavor)) if state.over and seconds is not None else None

@@ -15,9 +15,9 @@ from trainyard.backends.cloud.contract import (
     CloudRequest,
     EventPage,
     ProviderAddress,
+    ProviderState,
     RemoteEvent,
     RemoteJob,
-    RemoteState,
     UploadedRows,
     drop_missing,
     provider_errors,
@@ -29,13 +29,13 @@ from trainyard.spec.axes.stages import Stage
 BACKEND = CloudProgram(BackendName.OPENAI)
 NAME = BACKEND.name.value
 STATES = {
-    "validating_files": RemoteState.WAITING,
-    "queued": RemoteState.WAITING,
-    "running": RemoteState.RUNNING,
-    "paused": RemoteState.WAITING,
-    "succeeded": RemoteState.DONE,
-    "failed": RemoteState.FAILED,
-    "cancelled": RemoteState.CANCELED,
+    "validating_files": ProviderState.WAITING,
+    "queued": ProviderState.WAITING,
+    "running": ProviderState.RUNNING,
+    "paused": ProviderState.WAITING,
+    "succeeded": ProviderState.DONE,
+    "failed": ProviderState.FAILED,
+    "cancelled": ProviderState.CANCELED,
 }
 METADATA_KEY = "trainyard_run"
 PAGE = 100
@@ -126,7 +126,7 @@ def read_job(row: Any) -> RemoteJob:
     word = str(row.status)
     message = row.error.message if row.error is not None and row.error.message else ""
     return RemoteJob(
-        row.id, STATES.get(word, RemoteState.UNKNOWN), word, message=message, model=row.fine_tuned_model or "",
+        row.id, STATES.get(word, ProviderState.UNKNOWN), word, message=message, model=row.fine_tuned_model or "",
         tokens=row.trained_tokens,
     )  # fmt: skip
 

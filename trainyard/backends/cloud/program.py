@@ -26,7 +26,7 @@ from trainyard.backends.cloud.contract import (
     build_request,
     find_provider_address,
 )
-from trainyard.backends.cloud.submission import Pace, Submission
+from trainyard.backends.cloud.submission import PollPace, Submission
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.rows import evaluation_rows, read_rows
@@ -58,7 +58,7 @@ def train(folder: Path, events: Events) -> None:
     poll_s = settings().provider_poll_s
     submission = Submission(
         provider, job.work_name, folder, events.emit,
-        Pace(poll_s=poll_s, settle_s=settings().provider_settle_s),
+        PollPace(poll_s=poll_s, settle_s=settings().provider_settle_s),
         stop_reason=lambda: read_stop_reason(folder) if events.stop_requested() else "",
     )  # fmt: skip
     submission.require_not_stopped()

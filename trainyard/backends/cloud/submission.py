@@ -23,9 +23,9 @@ from trainyard.backends.cloud.contract import (
     EventPage,
     Provider,
     ProviderError,
+    ProviderState,
     RemoteEvent,
     RemoteJob,
-    RemoteState,
     UploadedRows,
     make_run_key,
 )
@@ -50,7 +50,7 @@ CANCEL_WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class PollPace:
     """Intervals of a submission; tests use shorter ones."""
 
     poll_s: float = POLL_S
@@ -68,7 +68,7 @@ class Submission:
     work_name: str
     folder: Path
     emit: Callable[..., None]
-    pace: Pace = field(default_factory=Pace)
+    pace: PollPace = field(default_factory=PollPace)
     stop_reason: Callable[[], str] = str
     """Why the training was asked to stop; empty while it was not."""
 
@@ -166,7 +166,7 @@ class Submission:
             self.wait(wait)
             job = self.read(job.id)
         self.charge(job)
-        if job.state is not RemoteState.DONE:
+        if job.state is not ProviderState.DONE:
             self.note(attempt=int(self.journal["attempt"]) + 1)
             self.journal.pop("job")
             self.note(creating=False, ended=[*self.journal.get("ended", []), job.id])
@@ -197,7 +197,7 @@ class Submission:
         if job.word == self.word:
             return
         self.word = job.word
-        unknown = " (a state that this version does not know)" if job.state is RemoteState.UNKNOWN else ""
+        unknown = " (a state that this version does not know)" if job.state is ProviderState.UNKNOWN else ""
         self.emit("remote_state", job=job.id, state=job.state.value, word=job.word, text=f"{job.word}{unknown}")
 
     def copy_events(self, job: RemoteJob) -> None:
@@ -287,5 +287,5 @@ def vanished(job_id: str, error: ProviderError) -> ProviderError:
     """Return the error of a job that the provider does not have any more."""
     return ProviderError(
         f"The provider has no job {job_id} any more.", why=error.why,
-        do="Look at the provider's console. Nothing is submitted again by itself; start a new job for another try.",
+        do="Look at the provider's console. Nothing is submitted again automatically; start a new job for another try.",
     )  # fmt: skip

@@ -16,9 +16,9 @@ from trainyard.backends.cloud.contract import (
     EventPage,
     ProviderAddress,
     ProviderError,
+    ProviderState,
     RemoteEvent,
     RemoteJob,
-    RemoteState,
     UploadedRows,
     drop_missing,
     method_setting,
@@ -31,15 +31,15 @@ from trainyard.spec.axes.stages import Stage
 BACKEND = CloudProgram(BackendName.TOGETHER)
 NAME = BACKEND.name.value
 STATES = {
-    "pending": RemoteState.WAITING,
-    "queued": RemoteState.WAITING,
-    "running": RemoteState.RUNNING,
-    "compressing": RemoteState.RUNNING,
-    "uploading": RemoteState.RUNNING,
-    "cancel_requested": RemoteState.RUNNING,
-    "cancelled": RemoteState.CANCELED,
-    "error": RemoteState.FAILED,
-    "completed": RemoteState.DONE,
+    "pending": ProviderState.WAITING,
+    "queued": ProviderState.WAITING,
+    "running": ProviderState.RUNNING,
+    "compressing": ProviderState.RUNNING,
+    "uploading": ProviderState.RUNNING,
+    "cancel_requested": ProviderState.RUNNING,
+    "cancelled": ProviderState.CANCELED,
+    "error": ProviderState.FAILED,
+    "completed": ProviderState.DONE,
 }
 NANO_USD = 1e-9
 """`total_price` is in billionths of a dollar."""
@@ -147,7 +147,7 @@ def read_job(row: Any) -> RemoteJob:
     price = getattr(row, "total_price", None)
     return RemoteJob(
         row.id,
-        STATES.get(word, RemoteState.UNKNOWN),
+        STATES.get(word, ProviderState.UNKNOWN),
         word,
         model=getattr(row, "x_model_output_name", None) or "",
         tokens=getattr(row, "token_count", None),

@@ -16,9 +16,9 @@ from trainyard.backends.cloud.contract import (
     CloudRequest,
     EventPage,
     ProviderAddress,
+    ProviderState,
     RemoteEvent,
     RemoteJob,
-    RemoteState,
     UploadedRows,
     drop_missing,
     method_setting,
@@ -33,11 +33,11 @@ BACKEND = CloudProgram(BackendName.VERTEX)
 NAME = BACKEND.name.value
 PREFIX = "JOB_STATE_"
 STATES = {
-    **dict.fromkeys(("QUEUED", "PENDING", "PAUSED"), RemoteState.WAITING),
-    **dict.fromkeys(("RUNNING", "CANCELLING", "UPDATING"), RemoteState.RUNNING),
-    **dict.fromkeys(("SUCCEEDED", "PARTIALLY_SUCCEEDED"), RemoteState.DONE),
-    **dict.fromkeys(("FAILED", "EXPIRED"), RemoteState.FAILED),
-    "CANCELLED": RemoteState.CANCELED,
+    **dict.fromkeys(("QUEUED", "PENDING", "PAUSED"), ProviderState.WAITING),
+    **dict.fromkeys(("RUNNING", "CANCELLING", "UPDATING"), ProviderState.RUNNING),
+    **dict.fromkeys(("SUCCEEDED", "PARTIALLY_SUCCEEDED"), ProviderState.DONE),
+    **dict.fromkeys(("FAILED", "EXPIRED"), ProviderState.FAILED),
+    "CANCELLED": ProviderState.CANCELED,
 }
 LABEL = "trainyard-run"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -151,7 +151,7 @@ def read_job(row: JsonObject) -> RemoteJob:
     tokens = stats.get("totalBillableTokenCount")
     return RemoteJob(
         str(row["name"]),
-        STATES.get(word.removeprefix(PREFIX), RemoteState.UNKNOWN),
+        STATES.get(word.removeprefix(PREFIX), ProviderState.UNKNOWN),
         word,
         message=(row.get("error") or {}).get("message", ""),
         model=(row.get("tunedModel") or {}).get("model", ""),

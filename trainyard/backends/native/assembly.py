@@ -109,7 +109,7 @@ class RunPlan:
     precision: Precision
     head: Head
     ends: bool = True
-    """Whether the training ends after `total_steps`; a session goes on."""
+    """Whether the training ends after `total_steps`; a session continues."""
 
 
 @dataclass
@@ -449,7 +449,7 @@ def read_progress(session: Session) -> JsonObject:
 
 
 def open_island(policy: Policy, config: TrainerConfig) -> SingleProcess:
-    """Return the island of torchft that this process is, or a process by itself."""
+    """Return the island of torchft that this process is, or a process alone."""
     if not isinstance(config.launch.diloco, TorchftSettings):
         return SingleProcess()
     from trainyard.train.parallel.torchft_island import TorchftIsland  # torchft is an extra

@@ -1,7 +1,7 @@
 """Offers of many providers, from the catalog that gpuhunt publishes. It lists prices and rents nothing.
 
 `gpu_catalog` names a copy: a folder with `<provider>/version` and `<provider>/<version>/catalog.zip`, as published, for
-machines without internet. gpuhunt reads the place from its environment variable.
+machines without internet. gpuhunt reads its place from its environment variable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLACE = "GPUHUNT_CATALOG_URL"
 READING = Lock()
 
 
-def list_catalog_offers(query: OfferQuery, place: str = "") -> list[Offer]:
+def list_catalog_offers(query: OfferQuery, address: str = "") -> list[Offer]:
     """Return the catalog's offers. Raises `Unavailable` (`E-OFFERS`) where it cannot be read."""
     try:
         import gpuhunt  # an extra
@@ -32,7 +32,7 @@ def list_catalog_offers(query: OfferQuery, place: str = "") -> list[Offer]:
             "The catalog of GPU prices is not installed.", do="`pip install 'trainyard[rent]'`.", code="E-OFFERS"
         ) from error
     catalog = gpuhunt.Catalog(balance_resources=False, auto_reload=False)
-    with catalog_place(place):
+    with use_catalog(address):
         try:
             catalog.load()
         except (gpuhunt.GPUHuntError, OSError) as error:
@@ -46,19 +46,19 @@ def list_catalog_offers(query: OfferQuery, place: str = "") -> list[Offer]:
 
 
 @contextmanager
-def catalog_place(place: str) -> Iterator[None]:
-    """Let gpuhunt read a copy; it logs every provider that a copy lacks, which is no error."""
+def use_catalog(address: str) -> Iterator[None]:
+    """Let gpuhunt read a copy; it logs every provider that a copy lacks, which is not an error."""
     logger, before = logging.getLogger("gpuhunt"), os.environ.get(PLACE)
     with READING:
         level = logger.level
         logger.setLevel(logging.CRITICAL)
-        if place:
-            os.environ[PLACE] = place if "://" in place else Path(place).resolve().as_uri()
+        if address:
+            os.environ[PLACE] = address if "://" in address else Path(address).resolve().as_uri()
         try:
             yield
         finally:
             logger.setLevel(level)
-            if place:
+            if address:
                 os.environ.pop(PLACE) if before is None else os.environ.update({PLACE: before})
 
 

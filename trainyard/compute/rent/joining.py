@@ -44,8 +44,10 @@ def read_login(address: str, key_file: Path | None, host_key: str = "") -> Login
     """Return the login of `user@host -p port`. Raises `Unavailable` (`E-SSH`)."""
     match = ADDRESS.fullmatch(address)
     if match is None or key_file is None:
-        what = "There is no key for rented machines." if key_file is None else f"{address!r} is no address of SSH."
-        raise Unavailable(what, do="Set rent_ssh_key to the private key that the account has.", code="E-SSH")
+        problem = (
+            "There is no key for rented machines." if key_file is None else f"{address!r} is not an address of SSH."
+        )
+        raise Unavailable(problem, do="Set rent_ssh_key to the private key that the account has.", code="E-SSH")
     return Login(match["user"], match["host"], int(match["port"] or 22), key_file, host_key)
 
 
@@ -95,7 +97,7 @@ async def set_deadline(connection: SSHClientConnection, seconds: float, shutdown
 
 
 async def forward_back(connection: SSHClientConnection, port: int) -> int:
-    """Return a port of the machine's loopback that leads to a port of ours. Raises `Unavailable` (`E-SSH`)."""
+    """Return a port of the machine's loopback that leads to a local port. Raises `Unavailable` (`E-SSH`)."""
     import asyncssh  # an extra, which the connection has imported
 
     try:

@@ -6,7 +6,7 @@
     GET    /api/v1/pods/{id}, /api/v1/pods/status?pod_ids        a pod; {data: [{status, sshConnection, …}]}
     DELETE /api/v1/pods/{id}
 
-A `POST` is sent once: its lost reply is no reason for a second machine. Times are those of the service, from the `Date`
+A `POST` is sent once: its lost reply does not justify a second machine. Times are those of the service, from the `Date`
 of its replies, so that a clock of this machine that is set back lengthens no rental.
 """
 
@@ -152,14 +152,14 @@ class PrimeService:
         return None if pod.status in GONE else pod
 
     def delete_pod(self, pod_id: str) -> None:
-        """Release a machine; one that is gone already is no error."""
+        """Release a machine; one that is gone already is accepted."""
         try:
             self.request("DELETE", f"/pods/{pod_id}")
         except NotFound:
             return
 
     def read_pod(self, body: JsonObject) -> Pod:
-        """Raises `Unavailable` (`E-RENT`) for a body that is no pod."""
+        """Raises `Unavailable` (`E-RENT`) for a body that is not a pod."""
         try:
             return Pod.model_validate(body)
         except ValidationError as error:

@@ -250,7 +250,7 @@ class Renter:
             self.store.put(record.model_copy(update={"usd": usd, "pod_id": pod.id}))
 
     @contextmanager
-    def hold(self, rental: Rental) -> Iterator[Rental]:
+    def attach(self, rental: Rental) -> Iterator[Rental]:
         """Release the machine when the block is left, however that happens."""
         try:
             yield rental

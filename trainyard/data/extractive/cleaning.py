@@ -44,11 +44,6 @@ LABEL = re.compile(
     r"(?P<label>[^\W\d_][\w.’'() -]{0,40}?)\s?(?::\s+|：\s*)(?=\S)"
 )
 TIMED = re.compile(r"^[\[(]?\d{1,2}:\d{2}(?::\d{2})?[\])]?\s")
-REMARK = re.compile(
-    r"(?:wichtig|hinweis|achtung|tipp|beachte|warnung|note|important|warning|caution|danger|tip|hint|info|remember)\w*",
-    re.I,
-)
-"""Words before a remark, which name nothing and nobody."""
 SPEAKER = re.compile(
     r"(?:presenter|speaker|co-?host|moderator|narrator|interviewer|interviewee|announcer|audience|voice-?over|caller|"
     r"q|a|question|answer|"
@@ -102,7 +97,7 @@ def tidy_heading(text: str) -> str:
 def speakers_of(paragraphs: Iterable[str]) -> set[str]:
     """The labels with which several paragraphs begin: the people of a transcript, or a mark that says nothing."""
     labels = Counter(match["label"] for paragraph in paragraphs if (match := LABEL.match(paragraph)))
-    return {label for label, count in labels.items() if count > 1 and not REMARK.fullmatch(label)}
+    return {label for label, count in labels.items() if count > 1}
 
 
 def spoken(text: str, speakers: Collection[str] = ()) -> bool:

@@ -30,7 +30,7 @@ from trainyard.data.extractive.english_words import (
 )
 from trainyard.data.extractive.grammar import word_set
 from trainyard.data.extractive.phrases import FINITE, NOUNS, read
-from trainyard.data.extractive.predicates import ask_predicate, ask_subject_matter
+from trainyard.data.extractive.predicates import ask_predicate
 
 ELAPSED = re.compile(
     rf"(?:It|it) (?:(?:usually|typically|normally|can|may|will) )*takes? (?:up to |about |around |at least |between )?"
@@ -102,7 +102,7 @@ def acceptable(ask: Ask, sentence: str) -> bool:
     topic_words = set(content_words(ask.topic))
     fresh = [word for word in content_words(sentence) if word not in topic_words]
     least = 1 if re.match(r"What (?:is|are) ", ask.topic) and max(map(len, topic_words), default=0) > 3 else 2
-    enough = 1 if ask.rule == "condition_do" or re.match(r"What (?:is|are) \S+ \S+ ", ask.topic) else 2
+    enough = 1 if ask.rule == "condition_do" else 2
     return len(topic_words) >= least and (ask.rule in ("avoid", "bare") or len(fresh) >= enough)
 
 
@@ -115,22 +115,14 @@ def forms_of(front: Front, vocabulary: Collection[str]) -> Iterator[Ask]:
     if loose is not None and loose.verb not in REFERRING_VERBS:
         yield from ask_condition(front, loose)
         yield from ask_purpose(front, loose)
-    where = decapitalise(front.text, vocabulary) if front.kind == "place" else ""
-    if loose is None or front.kind not in ("", "place") or pointing(loose) or loose.verb in REFERRING_VERBS:
+    if clause is None or front.kind not in ("", "place") or pointing(clause) or clause.verb in REFERRING_VERBS:
         return
-    if clause is not None:
-        yield from ask_predicate(clause, where)
-    yield from ask_subject_matter(loose, where)
+    yield from ask_predicate(clause, decapitalise(front.text, vocabulary) if front.kind == "place" else "")
 
 
 def ask_avoid(text: str) -> Iterator[Ask]:
     """Yield the question of "Do not open the lid" and "Avoid opening the lid"."""
     match = re.fullmatch(r"(?:do not|don['’]t|never) (?P<rest>.+)", text, re.I)
-    if match is None and (avoided := re.fullmatch(r"avoid (?P<rest>[a-z]+ing .+)", text, re.I)):
-        rest = cut(avoided["rest"])
-        if not HANGING.match(rest) and len(content_words(rest)) > 1 and not DANGLING.search(rest):
-            yield Ask("bare", f"Is {rest} recommended?")
-        return
     if match is None or HANGING.match(match["rest"]):
         return
     rest = re.sub(r" (?:though|either|anymore|yet)$", "", cut(match["rest"]))

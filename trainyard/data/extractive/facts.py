@@ -12,19 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trainyard.data.extractive import clauses, grammar, sentences, soundness
-from trainyard.data.extractive.cleaning import REMARK, only_refers, speakers_of, spoken, without_label
+from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import (
-    ASKERS,
-    ELSEWHERE,
-    TOPIC_RULES,
-    Reader,
-    acceptable_part,
-    ended,
-    place_of,
-)
+from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, Reader, acceptable_part, ended, place_of
 from trainyard.data.extractive.tagging import tag_sentence
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
@@ -38,7 +30,7 @@ QUESTION_SENTENCES = 3
 ALONE_WORDS = 20
 """Of an answer that may add something ("also") to the text before it."""
 LEAST_FRESH = 2
-FRESH = {"statement": 4, "activity": 4, "section": 3, "purpose": 3}
+FRESH = {"statement": 4, "section": 3, "purpose": 3}
 """Words of an answer that its question does not have; more where the question only names a topic."""
 MEASURE = re.compile(
     r"\d[\d.,:/–-]*(?: ?(?:%|min\w*|stund\w*|hours?|days?|tage?n?|sek\w*|sec\w*|weeks?|wochen?|months?|monate?n?|"
@@ -50,6 +42,10 @@ LAST_RESORT = 9
 """Worth of a question that asks what a page is about."""
 TEMPLATE_TAG = re.compile(r"\{\{|\{%|<%")
 """Of a site builder, which fills in the title."""
+REMARK = re.compile(
+    r"(?:wichtig|hinweis|achtung|tipp|beachte|note|important|warning|caution|tip|hint|info|remember)\w*", re.I
+)
+"""Words before a remark, which name nothing."""
 LEAST_SECTION = 20
 """Words of a section's answer that leaves out the list or the code after it."""
 TERM_WORDS = 6
@@ -126,7 +122,7 @@ def prose_facts(sections: list[Section], title: str) -> list[Fact]:
         for fact in section_facts(plain, topic, title, language, reader):
             if language in ASKERS and not is_sound(fact, language):
                 continue
-            whole = fact.worth <= 1 or fact.rule in (*TOPIC_RULES, "section")  # a long answer has several facts
+            whole = fact.worth <= 1 or fact.rule in ("statement", "section")  # a long answer has several facts
             key = f"{fact.topic.lower()}\0{fact.answer}" if whole else fact.answer
             if key not in answers and (whole or fact.answer not in answers):
                 answers |= {key, fact.answer}
@@ -147,7 +143,7 @@ def is_sound(fact: Fact, language: str) -> bool:
     if not soundness.is_whole(fact.answer, language):
         return False
     first = sentences.sentences(fact.answer)[0]
-    additions = fact.rule in (*TOPIC_RULES, "section") and not soundness.NOT_ONLY.search(first)
+    additions = fact.rule in ("statement", "section") and not soundness.NOT_ONLY.search(first)
     if additions and soundness.ADDS.search(first) and num_words(fact.answer) < ALONE_WORDS:
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
@@ -191,7 +187,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     if opening and ALSO.match(opening):
         opening = None
     statements = list(reader.read(section, topic))
-    specific = {statement.answer for statement in statements if statement.rule not in TOPIC_RULES}
+    specific = {statement.answer for statement in statements if statement.rule != "statement"}
     if opening:
         if not topic or topic.lower() == title.lower():
             subject = grammar.definition_subject(opening, title) if language == ENGLISH else None
@@ -210,12 +206,11 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         if defined and re.match(r"What (?:is|are) ", entry.topic) and entry.answer.startswith(opening or ""):
             continue  # the definition asks for it
         location = f"{where}{colon}{entry.context}" if entry.context else where
-        own_heading = entry.topic == topic
-        if entry.rule in ("listing", "steps") and question and own_heading:
+        if entry.rule in ("listing", "steps") and question:
             if not opening:
                 yield Fact("question", question, title, entry.answer, 1)
             continue
-        if (entry.rule in ("listing", "steps") and own_heading) or entry.topic.lower() == topic.lower():
+        if entry.rule in ("listing", "steps") or entry.topic.lower() == topic.lower():
             location = title
         yield Fact(
             entry.rule, entry.topic, location, entry.answer, entry.worth + 1, clause=entry.clause, placed=entry.placed
@@ -275,72 +270,47 @@ def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
 
 
 def row_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
-    """`| term | meaning | … |`: a row's key against the plain column, or against each that has a whole phrase."""
-    tables: list[list[list[str]]] = []
+    """`| term | meaning | … |`: a row's first cell against the next one, or against each that has a whole phrase."""
+    header: list[str] = []
+    fresh = False
     for row in section.rows:
         if not row:
-            tables.append([])
-        elif tables:
-            tables[-1].append(row)
-    for header, *rows in filter(None, tables):
-        if len(rows) == 1 and len(header) > 2 and language in ASKERS and not is_name(rows[0][0]):
-            yield from single_row(header, rows[0], where, language)
-            continue
-        key = key_column(rows) if language in ASKERS else 0
-        for row in rows:
-            if len(row) > max(1, key) and row[key] and 1 <= num_words(row[key]) <= TERM_WORDS:
-                yield from cell_facts(header, row, key, where, language)
+            fresh = True
+        elif fresh:
+            header, fresh = row, False
+        elif len(row) >= 2 and row[0] and 1 <= num_words(row[0]) <= TERM_WORDS:
+            yield from cell_facts(header, row, where, language)
 
 
-def single_row(header: list[str], row: list[str], where: str, language: str) -> Iterator[Fact]:
-    """Yield each cell of a table that has only one row."""
-    for head, cell in zip(header, row, strict=False):
-        if num_words(head) and num_words(cell) and acceptable_part(cell):
-            yield Fact("value", head, where, ended(f"{head}: {cell}"), 1)
-
-
-def key_column(rows: list[list[str]]) -> int:
-    """Return the column that names the rows: the first one, or the second where the first only groups them."""
-    first = [row[0] for row in rows if row]
-    second = [row[1] for row in rows if len(row) > 2]
-    grouped = len(set(filter(None, first))) * 2 <= len(first) and len(first) > 2
-    return int(grouped and all(second) and len(set(second)) == len(first))
-
-
-def cell_facts(header: list[str], row: list[str], key: int, where: str, language: str) -> Iterator[Fact]:
-    name = row[key]
+def cell_facts(header: list[str], row: list[str], where: str, language: str) -> Iterator[Fact]:
     named = enumerate(zip(header, row, strict=False))
-    filled = [(number, head, cell) for number, (head, cell) in named if number > key and cell]
+    filled = [(number, head, cell) for number, (head, cell) in named if number and cell]
     plain = [entry for entry in filled if grammar.PLAIN_HEAD.fullmatch(entry[1].lower())]
     two_columns = len(filled) == 1 and not (language in ASKERS and filled[0][1] and not plain)
     if plain or two_columns:
-        number, _, cell = described = (plain or filled)[0]
-        near = number == key + 1 and not begins_with(name, cell)
-        text = f"{name}{COLONS.get(language, ': ')}{cell}"
-        answer = short_answer(text if near or (key and not begins_with(name, cell)) else cell)
-        if not answer and (near or language in ASKERS) and num_words(cell) > 1 and acceptable_part(text):
-            answer = ended(text) if language in ASKERS and num_words(text) <= sentences.MOST_WORDS else None
+        number, _, cell = (plain or filled)[0]
+        near = number == 1 and not begins_with(row[0], cell)
+        text = f"{row[0]}{COLONS.get(language, ': ')}{cell}"
+        answer = short_answer(text if near else cell)
+        if not answer and near and language in ASKERS and num_words(cell) > 1 and acceptable_part(text):
+            answer = ended(text) if num_words(text) <= sentences.MOST_WORDS else None
         if answer:
-            yield Fact("term", unquoted(name), where, answer, 1)
-        filled.remove(described)
-        if language not in ASKERS:
-            return
+            yield Fact("term", unquoted(row[0]), where, answer, 1)
+        return
     for number, head, cell in filled:
         if language in ASKERS:
-            if head and num_words(cell) and acceptable_part(cell) and is_name(name):
-                quoted = f"„{name}“ unter „{head}“" if language == GERMAN else f'"{name}" under "{head}"'
-                yield Fact("cell", quoted, where, ended(f"{name}, {head}: {cell}"), 1)
+            if head and num_words(cell) and acceptable_part(cell) and is_name(row[0]):
+                quoted = f"„{row[0]}“ unter „{head}“" if language == GERMAN else f'"{row[0]}" under "{head}"'
+                yield Fact("cell", quoted, where, ended(f"{row[0]}, {head}: {cell}"), 1)
             continue
         least = sentences.LEAST_WORDS if number == 1 else ENOUGH_WORDS
-        text = f"{name}{COLONS.get(language, ': ')}{cell}" if number == 1 else cell
+        text = f"{row[0]}{COLONS.get(language, ': ')}{cell}" if number == 1 else cell
         if head and num_words(cell) >= least and (answer := short_answer(text)):
-            yield Fact("cell", f"{unquoted(name)} – {head}", where, answer, 1)
+            yield Fact("cell", f"{unquoted(row[0])} – {head}", where, answer, 1)
 
 
 def is_name(key: str) -> bool:
     """Whether the first cell of a row names something: no number, date or duration, no damaged key."""
-    if re.fullmatch(r"`[^`]+`", key):
-        return True
     if not re.match(r"[`\"“„]?[\w$.@-]", key) or soundness.MARKUP.search(key) or MEASURE.fullmatch(key):
         return False
     return bool(re.search(r"[^\W\d_]{2}", re.sub(r"\w*\d\w*", "", key)))

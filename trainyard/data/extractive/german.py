@@ -37,8 +37,7 @@ from trainyard.data.extractive.german_questions import (
     main_verb,
 )
 from trainyard.data.extractive.grammar import word_set
-from trainyard.data.extractive.tagging import Token, tag_sentence
-from trainyard.data.language import GERMAN
+from trainyard.data.extractive.tagging import Token
 
 STOP_WORDS = word_set("de_stop_words")
 CONDITIONS = ("wenn", "falls", "sofern", "sobald", "bevor", "solange", "nachdem")
@@ -299,9 +298,6 @@ def is_sentence(text: str) -> bool:
 
 
 def is_instruction(text: str) -> bool:
-    """Whether a text asks the reader to act: "Klicken Sie auf …", "Auf … klicken"."""
-    plain = plain_sentence(text)
-    clause = parse_clause(plain)
-    tokens = tag_sentence(plain, GERMAN)
-    infinitive = len(tokens) > 2 and tokens[-1].tag == "VV(INF)" and not any("FIN" in token.tag for token in tokens)
-    return (clause is not None and clause.kind == "") or infinitive
+    """Whether a text asks the reader to act: "Klicken Sie auf …"."""
+    clause = parse_clause(plain_sentence(text))
+    return clause is not None and clause.kind == ""

@@ -10,26 +10,15 @@ import re
 from collections.abc import Iterator, Sequence
 
 from trainyard.data.extractive.german import is_negative, plain_sentence
-from trainyard.data.extractive.german_clauses import (
-    DETERMINERS,
-    NOUNS,
-    Constituent,
-    MainClause,
-    accusative,
-    core_of,
-    for_asker,
-    parse_clause,
-)
-from trainyard.data.extractive.german_questions import GENERIC, IDIOM, LIGHT_VERBS, POINTING, is_object, main_verb
-from trainyard.data.extractive.grammar import word_set
+from trainyard.data.extractive.german_cases import accusative, core_of
+from trainyard.data.extractive.german_clauses import DETERMINERS, NOUNS, Constituent, MainClause, parse_clause
+from trainyard.data.extractive.german_questions import GENERIC, IDIOM, POINTING
 from trainyard.data.extractive.tagging import Token, base_form, load_tagger
 from trainyard.data.language import GERMAN
 
 SUBJECT_SENTENCES, OBJECT_SENTENCES = 4, 2
 """Sentences of a page that may have a topic."""
-LONGEST_TOPIC, LONGEST_FRONT, LONGEST_OBJECT = 7, 8, 6
-SMALL_VERBS = word_set("de_small_verbs")
-"""Verbs of an instruction that name nothing that a reader wants to do."""
+LONGEST_TOPIC, LONGEST_FRONT = 7, 8
 LONG_NOUN = 14
 """Letters of a noun that says enough alone."""
 LEAST_LETTERS, LEAST_OBJECT_LETTERS = 6, 10
@@ -47,30 +36,6 @@ def topics(sentence: str) -> Iterator[tuple[str, int]]:
     for phrase, most in candidates(clause):
         if name := name_of(phrase, clause, least=LEAST_LETTERS if most > OBJECT_SENTENCES else LEAST_OBJECT_LETTERS):
             yield name, most
-
-
-def activity(sentence: str) -> str:
-    """Return what a sentence tells its reader to do, as "eine Vorlage anlegen"; empty where that is not certain."""
-    clause = parse_clause(plain_sentence(sentence))
-    if clause is None or not clause.is_for_reader or is_negative(clause):
-        return ""
-    things = [phrase for phrase in clause.middle if phrase.kind == "NP"]
-    if len(things) != 1 or not is_object(things[0], clause) or len(things[0].tokens) > LONGEST_OBJECT:
-        return ""
-    ends = [token.tag for token in clause.end]
-    certain = ends == ["VV(INF)"] if clause.verb.tag == "VM(FIN)" else ends in ([], ["PTKVZ"])
-    verb = main_verb(clause)
-    if not certain or verb in SMALL_VERBS or verb in LIGHT_VERBS or not re.fullmatch(r"[a-zäöüß]{3,}n", verb):
-        return ""
-    if any(phrase.tokens[0].text in ("sich", "es", "uns") for phrase in clause.middle):
-        return ""
-    head = things[0].head
-    text = clause.words(things[0].tokens)
-    following = clause.text[things[0].tokens[-1].end :]
-    unfit = head is None or head.text in GENERIC or POINTING.search(re.sub(r"`[^`]*`", "x", text))
-    if unfit or re.search(r"[„“\"()]", text) or re.match(r"\s*(?:[,/(„“\"&]|und |oder )", following):
-        return ""
-    return f"{for_asker(text)} {verb}"
 
 
 def candidates(clause: MainClause) -> Iterator[tuple[Constituent, int]]:

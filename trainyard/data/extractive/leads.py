@@ -8,9 +8,7 @@ from collections.abc import Collection
 from trainyard.data.extractive import clauses, english_words, german, sentences
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import word_set
-from trainyard.data.extractive.noun_phrases import is_finite
-from trainyard.data.extractive.tagging import tag_sentence
-from trainyard.data.language import ENGLISH, GERMAN
+from trainyard.data.language import GERMAN
 
 LEAD_VERBS = word_set("en_lead_verbs")
 LEAD_PREDICATE = re.compile(
@@ -19,73 +17,6 @@ LEAD_PREDICATE = re.compile(
     r"|(?P<be>is|are) (?:to|(?P<to_do>responsible for|able to|expected to|required to|allowed to)))"
 )
 """A lead-in such as "The coordinator will:" or "In this phase, our goals are to:"."""
-
-
-FOLLOWING_SUBJECT = re.compile(
-    r"(?:The|All) following (?P<things>[a-z][\w-]*(?: [\w-]+){0,3}?) "
-    r"(?P<predicate>(?:are|is|can|must|should|may|will|have|need|apply|were) .+|apply|exist)"
-)
-FOLLOWING_OBJECT = re.compile(r"the following (?P<things>(?:[\w-]+ ){0,3}[\w-]+)$")
-TO_DO = re.compile(
-    r"(?:(?:For example|Alternatively|Then|Now|Next|First),? )?(?:"
-    r"(?:In order to|To) (?P<front>[a-z][^,:;]{5,90}?)(?:, (?:you (?:can|need to|should|must|may) )?(?:just |simply )?"
-    r"(?:do|run|use|add|execute|call|type|enter|create|set|write|make|specify|include|put|insert|follow)\b.*)?"
-    r"|(?:Run|Use|Execute|Add|Enter|Call|Type|Issue|Paste|Insert|Include) (?:the |this |these )?"
-    r"(?:following|command|code)\b.{0,60}? to (?P<behind>[a-z][^,:;]{5,90}))"
-)
-"""What the reader wants to do with the code or the steps that follow."""
-LEAST_LEAD = 4
-"""Words of a sentence that announces code."""
-HEADING_WORDS = 7
-"""Of a lead-in without a verb, which is the heading of its list."""
-EXAMPLES = re.compile(
-    r"(?:(?:\w+ )?examples?\b|notes?|beispiele?\b|hinweis|e\.g|z\.\s?b|where|such as|that is|for|like|and|or|see|siehe)"
-    r"|"
-    r".*\b(?:following|folgende\w*|example|beispiel\w*)\b",
-    re.I,
-)
-
-
-def heading_of(lead: str, language: str) -> str:
-    """Return a lead-in such as "Supported devices:" without its colon; empty for a sentence or an example."""
-    text = lead.rstrip(" :：*")
-    tokens = tag_sentence(text, language)
-    words = [token for token in tokens if token.text[0].isalnum() or token.text[0] == "`"]
-    if not 1 < len(words) <= HEADING_WORDS or EXAMPLES.match(text) or not text[0].isupper() or "`" in text:
-        return ""
-    verbs = any(is_finite(token, language) or token.tag in ("VVB", "VVI") for token in tokens)
-    return "" if verbs or english_words.hangs(text) or re.search(r"[.,;:()\"“„]", text) else text
-
-
-def goal_of_lead(lead: str, language: str) -> str:
-    """Return what the reader does with what a lead-in announces: "unbind the queue from the app"."""
-    match = TO_DO.fullmatch(lead.rstrip(" :：")) if language == ENGLISH else None
-    goal = (match["front"] or match["behind"] or "") if match else ""
-    verb = tag_sentence(f"You should {goal}", ENGLISH)[2:3]
-    if not verb or verb[0].tag not in ("VVI", "VDI") or english_words.DANGLING.search(goal) or goal.count("`") % 2:
-        return ""
-    return "" if len(english_words.content_words(goal)) < 2 else goal
-
-
-def ask_following(text: str, vocabulary: Collection[str]) -> Ask | None:
-    """Return "Which packages does it require?" for a lead-in with "the following packages"."""
-    if match := FOLLOWING_SUBJECT.fullmatch(text):
-        topic = f"Which {match['things']} {match['predicate']}?"
-        return Ask("bare", topic) if not english_words.DANGLING.search(topic) else None
-    clause = clauses.parse_clause(english_words.read_front(text, vocabulary).main, vocabulary)
-    if clause is None or clause.negative or clause.kind == "command" or english_words.pointing(clause):
-        return None
-    last = clause.phrases[-1] if clause.phrases else None
-    match = FOLLOWING_OBJECT.search(last.text) if last else None
-    if last is None or match is None or last.kind not in ("noun", "place"):
-        return None
-    before = clause.reading.words(clause.phrases[0].start, last.start)
-    preposition = last.first if last.kind == "place" else ""
-    word = f"{preposition} which".strip()
-    question = clauses.join(
-        word[0].upper() + word[1:], match["things"], clause.auxiliary, clause.subject, clause.verb, before
-    )
-    return Ask("bare", f"{question}?") if not english_words.DANGLING.search(question) else None
 
 
 def ask_lead(lead: str, language: str, vocabulary: Collection[str]) -> Ask | None:
@@ -99,11 +30,6 @@ def ask_english_lead(text: str, vocabulary: Collection[str]) -> Ask | None:
     if match:
         return Ask("purpose", match["goal"])
     text = english_words.without_adverbs(text)
-    goal = goal_of_lead(text, ENGLISH)
-    if ask := ask_following(re.sub(r",? (?:in order|for example)$", "", text), vocabulary) or (
-        Ask("purpose", goal) if goal else None
-    ):
-        return ask
     if ask := ask_predicate(text, vocabulary):
         return ask
     clause = clauses.parse_clause(text, vocabulary)
@@ -138,30 +64,3 @@ def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:
         question = clauses.join(f"What {verb}", subject, "do", location)
         clause = clauses.join("what", subject, verb, "do", location)
     return Ask("named", f"{question}?", clause)
-
-
-def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
-    """Return "filter the listing by path" of "You can filter the listing by path" or of the command; else nothing."""
-    if language != ENGLISH:
-        return ""
-    match = re.match(
-        r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I
-    )
-    goal = sentence[match.end() :] if match else ""
-    if not goal and clauses.begins_with_command(sentence):
-        goal = sentence[0].lower() + sentence[1:]
-    goal = re.sub(r"(?:,? (?:by|and) )?(?:running|executing|using|run|typing|calling)(?: the command)?$", "", goal)
-    if (
-        english_words.DANGLING.search(goal)
-        or len(goal.split()) < LEAST_LEAD
-        or re.search(r"[,;()]|\b(?:and|or)\b", goal)
-    ):
-        return ""
-    return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal
-
-
-def commands(texts: Collection[str], language: str) -> bool:
-    """Whether most items of a list are instructions."""
-    if language != ENGLISH:
-        return sum(map(german.is_instruction, texts)) * 2 > len(texts)
-    return sum(map(clauses.begins_with_command, texts)) * 2 > len(texts)

@@ -46,11 +46,6 @@ TIME = re.compile(
 )  # fmt: skip
 NAME = re.compile(r"`[^`]+`|[A-ZÄÖÜ][A-Z0-9.]+s?|[A-Z]\w*[a-z]\w*[A-Z]\w*|\w+[.-]\w*[A-Z]\w*")
 """Code, an acronym, or a word with a capital inside."""
-VAGUE = re.compile(
-    r"(?:a |an |the )?(?:hood\b|certain|several|said|own|complex|similar|many|"
-    r"various|necessary|immediate|additional|multiple|some|other)\b"
-)
-"""How a phrase begins that is not clear alone."""
 
 
 @lru_cache(maxsize=65_536)

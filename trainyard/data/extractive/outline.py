@@ -15,7 +15,7 @@ from docutils.utils import SystemMessage
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from trainyard.data.extractive.cleaning import FOOTNOTE_BODY, REMARK, join_line_ends, tidy_heading, tidy_text
+from trainyard.data.extractive.cleaning import FOOTNOTE_BODY, join_line_ends, tidy_heading, tidy_text
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 WITHOUT_TAGS = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -25,14 +25,7 @@ MARKED = ("markdown", "html", "docx", "epub", "pdf")
 FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.S)
 BUILDER_LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\s?\((?:\s*|(?:\{[{%][^{}\n]{0,300}[%}]\}){1,3}[^()\s]{0,200})\)")
 """A link whose target a site builder fills in, as in `[refunds]({% link refunds.md %})`."""
-ADMONITION = re.compile(r"^(?P<indent> *)(?:!!!|\?\?\?\+?) ?[\w -]+(?: *\"[^\"\n]*\")? *$")
-"""The first line of a note as MkDocs writes it: its text is below, four spaces further in."""
-CONTAINER = re.compile(r"^ *:{3,} *(?:[\w-]+(?:\[[^\]\n]{0,80}\]|[ \w-]{0,40})?)? *$", re.M)
-"""The line above or below a note as Docusaurus and VitePress write it."""
-NOTE_MARK = re.compile(rf"^\W*(?:\[!\w+\]|{REMARK.pattern}(?::|(?=\s*$)))\W*", re.I)
-"""How a quotation begins that is a note."""
 ROLE = re.compile(r":[a-zA-Z][\w:+-]{0,40}:`[~!]?([^`<]{1,300}?)(?:\s{0,9}<[^>`]{0,300}>)?`")
-NOTE_INDENT = 4
 DOCUTILS = {
     "file_insertion_enabled": False,
     "raw_enabled": False,
@@ -81,10 +74,8 @@ class Section:
     """Table rows; the header row comes first, and a table follows another one after an empty row."""
     blocks: list[TextBlock] = field(default_factory=list)
     """Paragraphs and items in order."""
-    quotes: list[str] = field(default_factory=list)
-    """Paragraphs of quotations, which are somebody else's words and give no pairs."""
     code: list[tuple[str, str]] = field(default_factory=list)
-    """(paragraph or item before the block, code)."""
+    """(paragraph before the block, code)."""
 
 
 def outline(kind: str, text: str) -> list[Section]:
@@ -144,10 +135,8 @@ class Builder:
         around.number += bool(number)
         self.current.blocks.append(TextBlock(text, around.list_id, number, label, around.lead, around.depth))
 
-    def code(self, code: str, *, in_item: bool = False) -> None:
+    def code(self, code: str) -> None:
         before = self.current.paragraphs[-1] if self.current.paragraphs else ""
-        if in_item and self.current.blocks:
-            before = self.current.blocks[-1].text
         self.current.code.append((before, code.rstrip()))
 
 
@@ -179,29 +168,12 @@ def inline_label(token: Token) -> str:
     return tidy_text("".join(words)).rstrip(":").strip()
 
 
-def open_notes(text: str) -> str:
-    """Return Markdown with the notes of site builders as paragraphs; CommonMark would take them for code."""
-    lines: list[str] = []
-    indent = -1
-    for line in CONTAINER.sub("", text).split("\n"):
-        if match := ADMONITION.match(line):
-            indent = len(match["indent"])
-            lines.append("")
-            continue
-        depth = len(line) - len(line.lstrip(" "))
-        if line.strip() and depth < indent + NOTE_INDENT:
-            indent = -1
-        lines.append(line[NOTE_INDENT:] if indent >= 0 and line.strip() else line)
-    return "\n".join(lines)
-
-
 def markdown_outline(text: str, parser: MarkdownIt = MARKDOWN) -> list[Section]:
     builder = Builder()
     depth = quiet = 0
     first = True
     cells: list[str] = []
-    is_note = False
-    tokens = parser.parse(BUILDER_LINK.sub(r"[\1](#)", open_notes(FRONT_MATTER.sub("", text))))
+    tokens = parser.parse(BUILDER_LINK.sub(r"[\1](#)", FRONT_MATTER.sub("", text)))
     for before, token in zip([None, *tokens], tokens, strict=False):
         if token.type in ("list_item_open", "list_item_close"):
             depth += token.nesting
@@ -212,23 +184,15 @@ def markdown_outline(text: str, parser: MarkdownIt = MARKDOWN) -> list[Section]:
             builder.close_list()
         elif token.type in ("blockquote_open", "blockquote_close"):
             quiet += token.nesting
-            is_note = False
         elif token.type in {"fence", "code_block"}:
-            builder.code(token.content, in_item=depth > 0)
+            builder.code(token.content)
         elif token.type == "table_open":
             builder.current.rows.append([])
         elif token.type == "tr_open":
             cells = []
         elif token.type == "tr_close":
             builder.current.rows.append(cells)
-        elif token.type == "inline" and quiet:
-            words = inline_text(token)
-            is_note = is_note or bool(NOTE_MARK.match(words))
-            if is_note and not depth and (words := NOTE_MARK.sub("", words)):
-                builder.paragraph(words)
-            elif words:
-                builder.current.quotes.append(words)
-        elif token.type == "inline" and before is not None:
+        elif token.type == "inline" and before is not None and not quiet:
             words = "" if FOOTNOTE_BODY.match(token.content) else inline_text(token)
             types = [child.type for child in token.children or ()]
             is_only_a_link = types[:1] == ["link_open"] and types[-1:] == ["link_close"]  # of a table of contents
@@ -239,7 +203,7 @@ def markdown_outline(text: str, parser: MarkdownIt = MARKDOWN) -> list[Section]:
             elif depth and words and not is_only_a_link:
                 builder.item(inline_label(token), words, first=first)
                 first = False
-            elif words and not depth and not is_only_a_link:
+            elif words and not depth:
                 builder.paragraph(words)
     return builder.sections
 

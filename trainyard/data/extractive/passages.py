@@ -10,14 +10,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from trainyard.data.extractive import english_topics, german_topics, sentences, soundness
+from trainyard.data.extractive import german_topics, sentences
 from trainyard.data.extractive.noun_phrases import (
     FRONT,
     INNER,
     OBJECT,
     OTHER,
     SUBJECT,
-    VAGUE,
     NounPhrase,
     commonness,
     noun_phrases,
@@ -31,19 +30,13 @@ CONNECTIVE = re.compile(
 )
 """What joins a sentence to the one before, and is left out where that is not in the answer."""
 MOST_WORDS = 60
-MOST_LEANING_WORDS = 85
-"""The same where a sentence points back to those before it."""
 LEAST_WORDS = 8
 PART_POINTS = {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 1.5, OTHER: 0.5, INNER: 0.5}
 REPEATED, CODE, NAMED, LONG, FIRST = 1.5, 1.5, 0.5, 1.0, 0.5
 """Points of a phrase that occurs again, is code, is a name, has two words, or is in the first sentence."""
-WEAK_FRONT = 1.0
-"""Points that a single German noun in front of the subject has fewer: "Durch Klick auf …"."""
-ACTIVITY = 0.5
-"""Points that something to do has fewer than a subject."""
 LEAST_POINTS = 3.0
 """Of a topic: more than being mentioned."""
-WORDS_PER_TOPIC = 12
+WORDS_PER_TOPIC = 14
 MOST_TOPICS = 3
 MOST_SHORT = 20
 """Words of a passage that is asked for no topic of another question of it."""
@@ -57,6 +50,10 @@ LEAST_LETTERS = 5
 SMALL = ("the", "a", "an", "your", "of")
 UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|haft)$|^(?:Sie|Ihr\w*|Dein\w*)$")
 """Endings of German words that the tagger may take for nouns."""
+VAGUE = re.compile(
+    r"(?:a |an |the )?(?:hood\b|certain|several|said|own|complex|similar|many|"
+    r"various|necessary|immediate|additional|multiple|some|other)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -75,26 +72,17 @@ class Passage:
 
 
 def passages(texts: Iterable[str], follows: Callable[[str], bool], usable: Callable[[str], bool]) -> Iterator[Passage]:
-    """Yield the passages of adjacent paragraphs, without sentences that are not usable and those that point to them."""
+    """Yield the passages of adjacent paragraphs."""
     pending: list[str] = []
-    skipped = False
     for text in texts:
         for index, sentence in enumerate(sentences.sentences(text)):
             if not usable(sentence):
-                skipped = True
-                continue
-            leaning = follows(sentence)
-            if skipped and leaning and pending:
                 yield from finished(pending)
                 pending = []
-            skipped = skipped and leaning
-            if pending and leaning and num_words(" ".join([*pending, sentence])) > MOST_WORDS:
-                # the sentence and what it points to are longer than a passage: what is before them ends
-                start = max(number for number, before in enumerate(pending) if not number or not follows(before))
-                yield from finished(pending[:start])
-                pending = pending[start:]
-            most = MOST_LEANING_WORDS if leaning else MOST_WORDS
-            if pending and (leaning or index) and num_words(" ".join([*pending, sentence])) <= most:
+                continue
+            leaning = follows(sentence)
+            fits = num_words(" ".join([*pending, sentence])) <= MOST_WORDS
+            if pending and (leaning or index) and fits:
                 pending.append(sentence)
                 continue
             yield from finished(pending)
@@ -113,17 +101,6 @@ def finished(pending: list[str]) -> Iterator[Passage]:
         yield Passage(tuple(pending))
 
 
-def groups(passage: Passage, follows: Callable[[str], bool]) -> list[str]:
-    """Return the parts of a passage that can be read alone: a sentence with those after it that point back to it."""
-    parts: list[list[str]] = []
-    for sentence in passage.sentences:
-        if parts and follows(sentence):
-            parts[-1].append(sentence)
-        else:
-            parts.append([sentence])
-    return [" ".join(part) for part in parts]
-
-
 @dataclass
 class Candidate:
     """A phrase that a passage may be about."""
@@ -132,31 +109,17 @@ class Candidate:
     wording: str
     """The phrase as a question has it."""
     points: float
-    is_activity: bool = False
-    """Whether it is something to do, which another text has in other words."""
-    is_subject: bool = False
 
     def is_in(self, text: str) -> bool:
         """Whether a text, as `plain_text`, has the phrase."""
-        if self.is_activity:
-            return soundness.stems(self.text) <= soundness.stems(text)
         return f" {stemmed(self.text)}" in f" {text}"
 
-    def rule(self, language: str) -> str:
-        """Return the rule of the question: an English activity is a noun phrase, a German one is not."""
-        return "activity" if self.is_activity and language == GERMAN else "statement"
 
-    def overlaps(self, other: Candidate) -> bool:
-        """Whether two topics would make nearly the same question."""
-        own_stems, other_stems = soundness.stems(self.text), soundness.stems(other.text)
-        return len(own_stems & other_stems) * 2 >= min(len(own_stems), len(other_stems))
-
-
-def candidates(passage: Passage, language: str, vocabulary: Collection[str]) -> list[Candidate]:
-    """Return what a passage may be about, the surest first."""
+def candidates(passage: Passage, language: str) -> list[Candidate]:
+    """Return the noun phrases that a passage may be about, the surest first."""
     by_stem: dict[str, Candidate] = {}
     for number, sentence in enumerate(passage.sentences):
-        for candidate in candidates_of(sentence, language, vocabulary):
+        for candidate in candidates_of(sentence, language):
             candidate.points += FIRST * (number == 0)
             before = by_stem.setdefault(stemmed(candidate.text), candidate)
             if before is not candidate:
@@ -164,51 +127,36 @@ def candidates(passage: Passage, language: str, vocabulary: Collection[str]) -> 
     return sorted(by_stem.values(), key=lambda candidate: -candidate.points)
 
 
-def candidates_of(sentence: str, language: str, vocabulary: Collection[str]) -> Iterator[Candidate]:
+def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
     certain: list[str] = []
-    if language == ENGLISH:
-        for text, is_activity in english_topics.topics(sentence, vocabulary):
-            points = PART_POINTS[SUBJECT] + CODE * ("`" in text) + LONG * (" " in text)
-            certain.append(text)
-            yield Candidate(text, text, points - ACTIVITY * is_activity, is_activity, not is_activity)
     if language == GERMAN:
         for text, most in german_topics.topics(sentence):
             points = PART_POINTS[SUBJECT if most == german_topics.SUBJECT_SENTENCES else OBJECT]
             certain.append(text)
-            is_subject = most == german_topics.SUBJECT_SENTENCES
-            wording = german_topics.in_question(text, sentence)
-            yield Candidate(text, wording, points + LONG * (" " in text), is_subject=is_subject)
-        if doing := german_topics.activity(sentence):
-            yield Candidate(doing, doing, PART_POINTS[SUBJECT] + LONG - ACTIVITY, is_activity=True)
+            yield Candidate(text, german_topics.in_question(text, sentence), points + LONG * (" " in text))
     for phrase in noun_phrases(sentence, language):
         if says_what(phrase, language) and not any(phrase.text in text for text in certain):
             quoted = language == GERMAN and "`" not in phrase.text
             points = PART_POINTS[phrase.part] + (CODE if "`" in phrase.text else NAMED * phrase.is_name)
             points += LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
-            points -= WEAK_FRONT * (phrase.part == FRONT and language == GERMAN and phrase.words == 1)
             yield Candidate(phrase.text, f"„{phrase.text}“" if quoted else phrase.text, points)
 
 
 def choose_topics(
-    candidates: list[Candidate], most: int, other_sentences: Collection[str], other_subjects: Collection[str],
-    is_new: Callable[[str], bool],
-) -> list[Candidate]:  # fmt: skip
-    """Return up to `most` topics: phrases that no other sentence has, or subjects that no other sentence is about.
+    candidates: list[Candidate], most: int, other_sentences: Collection[str], is_new: Callable[[str], bool]
+) -> list[Candidate]:
+    """Return up to `most` topics: phrases that no other sentence has.
 
-    `other_sentences` are those of the same section as `plain_text`, `other_subjects` what they are about; `is_new` is
-    false for the words of its headings.
+    `other_sentences` are those of the same section as `plain_text`; `is_new` is false for the words of its headings.
     Two phrases named together, neither of which is the topic alone, make a question that nobody would ask.
     """
-    topics: list[Candidate] = []
-    for candidate in candidates:
-        if len(topics) == most:
-            break
-        if candidate.points < LEAST_POINTS:
-            break
-        specific = is_new(candidate.text) and not any(candidate.is_in(other) for other in other_sentences)
-        if specific and not any(candidate.overlaps(topic) for topic in topics):
-            topics.append(candidate)
-    return topics
+    return [
+        candidate
+        for candidate in candidates
+        if candidate.points >= LEAST_POINTS
+        and is_new(candidate.text)
+        and not any(candidate.is_in(other) for other in other_sentences)
+    ][:most]
 
 
 def says_what(phrase: NounPhrase, language: str) -> bool:

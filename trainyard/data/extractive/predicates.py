@@ -27,7 +27,6 @@ from trainyard.data.extractive.english_words import (
     hangs,
     personal,
 )
-from trainyard.data.extractive.grammar import word_set
 from trainyard.data.extractive.phrases import Phrase
 
 FREQUENCY = re.compile(
@@ -87,9 +86,6 @@ NO_PURPOSE = (
     "report",
     "estimate",
 )
-STATIVE_VERBS = word_set("en_stative_verbs")
-CHANGING_VERBS = word_set("en_changing_verbs")
-"""Verbs that say what becomes of a thing."""
 CONDITIONS = ("when", "if", "after", "before", "once", "while")
 MEANS = ("using", "via", "through")
 QUESTION_WORDS = ("that", "how", "when", "where", "whether", "which", "what")
@@ -113,26 +109,6 @@ def ask_predicate(clause: Clause, where: str) -> Iterator[Ask]:
         yield from ask_verb(clause, where)
     if not personal(clause) and is_specific(clause):
         yield from ask_subject(clause, where)
-
-
-def ask_subject_matter(clause: Clause, where: str) -> Iterator[Ask]:
-    """Yield what a thing is or does, where nothing behind its verb can be asked for."""
-    if personal(clause) or clause.negative or not is_specific(clause) or VAGUE_SUBJECT.search(clause.subject):
-        return
-    if clause.head in PERSON_NOUNS or clause.reading.shape[0] in "GiA" or hangs(clause.subject):
-        return
-    first = clause.phrases[0] if clause.phrases else None
-    if clause.kind == "be" and not clause.verb and first and first.kind == "noun" and not hangs(first.text):
-        yield ask_with("What", clause, where)
-    elif clause.kind == "passive" and clause.lemma in CHANGING_VERBS and clause.auxiliary in ("is", "are", "will"):
-        surface = "will happen" if clause.auxiliary == "will" else "happens"
-        question = join("What", surface, "to", clause.subject, where)
-        yield Ask("named", f"{question}?", question[0].lower() + question[1:])
-    elif clause.kind == "verb" and clause.lemma not in STATIVE_VERBS:
-        acts = first and first.kind in ("noun", "infinitive") and clause.auxiliary in ("does", "do", "will")
-        if first and acts and not hangs(first.text):
-            question = join("What", clause.auxiliary, clause.subject, "do", where)
-            yield Ask("bare", f"{question}?")
 
 
 def ask_reason(clause: Clause) -> Iterator[Ask]:

@@ -17,27 +17,25 @@ from trainyard.data.extractive import clauses, english, german, passages, senten
 from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
-from trainyard.data.extractive.leads import LEAST_LEAD, ask_lead, commands, goal_of, goal_of_lead, heading_of
+from trainyard.data.extractive.leads import ask_lead
 from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
-from trainyard.data.extractive.passages import Candidate, Passage
+from trainyard.data.extractive.passages import Passage
 from trainyard.data.extractive.sentences import num_words
 from trainyard.data.language import ENGLISH, GERMAN
 
 MOST_CODE_LINES, MOST_CODE_CHARS = 16, 700
+LEAST_LEAD = 4
+"""Words of a sentence that announces code."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
 ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
 FOLLOWING_WORDS = 8
 """Of a sentence that points back and still has a question of its own."""
-LEAST_ITEM = 8
+LEAST_ITEM = 10
 """Words of a list item that is asked by what it is about."""
 MOST_ANSWER_WORDS = 60
 MOST_LIST_WORDS = 120
-LEAST_PART = 12
-"""Words of the part of a passage that is an answer without the part before."""
-MOST_SHARED_WORDS = 80
-"""Of an answer that joins all that a section says about a thing."""
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
     ENGLISH: english.ask_english,
@@ -98,8 +96,6 @@ ORDER = {ENGLISH: "step {number}", GERMAN: "Schritt {number}"}
 TWO_TOPICS = 10
 """Words of a sentence that two questions may name a topic of."""
 
-TOPIC_RULES = ("statement", "activity")
-"""Rules that ask what a page says about something."""
 OPTION = re.compile(r"`[^`]*[-_.{}()$<=/][^`]*`")
 CONTINUES = re.compile(r"(?:and|or|the|in|on|to|with|from|is|are)\b|[,(;/]")
 """What follows a code span that is not the name of what an item explains."""
@@ -134,15 +130,12 @@ class Reader:
     def __init__(self, language: str, title: str, sections: Collection[Section]) -> None:
         self.language, self.title = language, title
         texts = [block.text for section in sections for block in section.blocks]
-        prose = sentences.outside_code(" ".join(texts), "")
-        names = {name.lower() for name in re.findall(r"(?<=[a-z,] )[A-Z][\w'’-]*", prose)}
-        self.vocabulary = frozenset(re.findall(r"(?<![\w-])[a-zäöüß][\w'’-]*", " ".join(texts))) - names
+        self.vocabulary = frozenset(re.findall(r"(?<![\w-])[a-zäöüß][\w'’-]*", " ".join(texts)))
         self.used_phrases: set[tuple[str, str]] = set()
         self.text = plain_text(" ".join(texts))
         self.counts = Counter(self.text.split())
         self.sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         self.section_sentences: list[str] = []
-        self.section_topics: dict[str, str] = {}
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
         """Yield the statements of a section: those of its sentences and lists in page order, then its passages."""
@@ -152,69 +145,15 @@ class Reader:
         for statement in self.read_blocks(section, topic):
             topics_by_answer[statement.answer] = f"{topics_by_answer.get(statement.answer, '')} {statement.topic}"
             yield statement
-        section_passages = list(self.passages(section))
-        for passage in section_passages:
+        for passage in self.passages(section):
             most = max(1, min(passages.MOST_TOPICS, passage.words // passages.WORDS_PER_TOPIC))
             besides = topics_by_answer.get(passage.text, "") if passage.words < passages.MOST_SHORT else ""
-            for candidate in self.topics(passage, topic, most, besides):
-                answer = self.answer_about(candidate, passage)
-                yield Statement(
-                    candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(passage.sentences)
-                )
-        yield from self.read_shared(section_passages, topic)
-
-    def answer_about(self, candidate: Candidate, passage: Passage) -> str:
-        """Return the passage from the part that is about a topic, if that can be read alone; else all of it."""
-        parts = passages.groups(passage, self.follows)
-        index = next((number for number, part in enumerate(parts) if candidate.is_in(plain_text(part))), 0)
-        rest = " ".join(parts[index:])
-        named = re.match(r"(?:the|der|die|das|den) \S+$", candidate.text, re.I)
-        sound = (
-            num_words(rest) >= LEAST_PART
-            and soundness.is_whole(rest, self.language)
-            and is_sentence(sentences.sentences(rest)[0], self.language)
-        )
-        return rest if sound and not named and not soundness.ADDS.search(sentences.sentences(rest)[0]) else passage.text
-
-    def read_shared(self, section_passages: Sequence[Passage], topic: str) -> Iterator[Statement]:
-        """Yield statements about what several parts of a section are about, with all of them as the answer."""
-        if not topic or place_of(self.title, topic, ": ") == self.title:
-            return
-        groups = [group for passage in section_passages for group in passages.groups(passage, self.follows)]
-        plain = [
-            " | ".join(self.section_topics.get(plain_text(sentence), "") for sentence in sentences.sentences(group))
-            for group in groups
-        ]
-        heading_stems = soundness.stems(f"{self.title} {topic}")
-        used: set[str] = set()
-        for passage in section_passages:
-            for candidate in passages.candidates(passage, self.language, self.vocabulary):
-                if candidate.points < passages.LEAST_POINTS or candidate.is_activity:
-                    continue
-                key = (topic, candidate.text.lower())
-                having = [index for index, text in enumerate(plain) if candidate.is_in(text)]
-                elsewhere = sum(map(candidate.is_in, self.section_topics.values()))
-                inside = sum(candidate.is_in(part) for index in having for part in plain[index].split(" | "))
-                stems = soundness.stems(candidate.text)
-                if len(having) < 2 or elsewhere > inside or key in self.used_phrases or not stems - heading_stems:
-                    continue
-                answer = " ".join(groups[index] for index in having)
-                if num_words(answer) > MOST_SHARED_WORDS or answer in used:
-                    continue
-                if self.language == ENGLISH and POINTERS[ENGLISH].search(
-                    re.sub(r"^(?:the|all|each) ", "", candidate.text)
-                ):
-                    continue
-                used.add(answer)
-                self.used_phrases.add(key)
-                yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(having))
+            for phrase in self.topics(passage, topic, most, besides):
+                yield Statement("statement", phrase, passage.text, 2, sentences=len(passage.sentences))
 
     def read_blocks(self, section: Section, topic: str) -> Iterator[Statement]:
         texts = [block.text for block in section.blocks]
         self.section_sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
-        self.section_topics = {
-            plain_text(sentence): self.subjects_of(sentence) for text in texts for sentence in sentences.sentences(text)
-        }
         codes: dict[str, list[str]] = {}
         for before, code in section.code:
             if before.rstrip().endswith((":", "：")):
@@ -224,13 +163,10 @@ class Reader:
             blocks = list(group)
             if list_id:
                 yield from self.read_list(blocks, topic, whole=list_id not in parted)
-                for block in blocks:
-                    if block.text in codes:
-                        yield from self.read_code(block, codes.pop(block.text), topic)
                 continue
             for block in blocks:
                 if block.text in codes:
-                    yield from self.read_code(block, codes.pop(block.text), topic)
+                    yield from self.read_code(block, codes[block.text], topic)
                 if not only_refers(block.text) and not block.label:
                     yield from self.read_paragraph(block.text, topic)
                 elif block.label and not only_refers(block.text):
@@ -252,12 +188,6 @@ class Reader:
                 if is_sentence(passage.sentences[0], self.language):
                     yield passage
 
-    def subjects_of(self, sentence: str) -> str:
-        """Return what a sentence is about, as the text in which `Candidate.is_in` looks."""
-        candidates = passages.candidates_of(sentence, self.language, self.vocabulary)
-        names = [candidate.text for candidate in candidates if candidate.points >= passages.LEAST_POINTS]
-        return " | ".join(map(passages.stemmed, names))
-
     def follows(self, sentence: str) -> bool:
         """Whether a sentence points back to the one before."""
         bare = sentence.lstrip(sentences.OPENERS)
@@ -275,7 +205,7 @@ class Reader:
             refers or soundness.EXAMPLE.search(sentence) or (not asks and sentences.INCOMPLETE.search(sentence))
         )
 
-    def topics(self, passage: Passage, topic: str, most: int, besides: str = "") -> list[Candidate]:
+    def topics(self, passage: Passage, topic: str, most: int, besides: str = "") -> list[str]:
         """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
         heading_stems = soundness.stems(f"{self.title} {topic}")
         pointer = POINTERS[self.language]
@@ -284,21 +214,20 @@ class Reader:
         other_sentences = [
             text for text in (self.section_sentences if near else self.sentences) if text not in own_sentences
         ]
-        subjects = [self.section_topics[text] for text in other_sentences] if near else other_sentences
         used_words = set(CONTENT[self.language](besides))
 
         def is_new(phrase: str) -> bool:
             return bool(soundness.stems(phrase) - heading_stems) and (topic, phrase.lower()) not in self.used_phrases
 
         candidates = []
-        for candidate in passages.candidates(passage, self.language, self.vocabulary):
+        for candidate in passages.candidates(passage, self.language):
             content = set(CONTENT[self.language](candidate.text))
             bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
             if content and not used_words & content and not (self.language == ENGLISH and pointer.search(bare)):
                 candidates.append(candidate)
-        topics = passages.choose_topics(candidates, most, other_sentences, subjects, is_new)
+        topics = passages.choose_topics(candidates, most, other_sentences, is_new)
         self.used_phrases |= {(topic, candidate.text.lower()) for candidate in topics}
-        return topics
+        return [candidate.wording for candidate in topics]
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """Yield a further paragraph of a labelled list item."""
@@ -346,15 +275,15 @@ class Reader:
             asks.sort(key=lambda statement: statement.rule not in ("condition_do", "condition", "purpose"))
             if asks:
                 yield asks[0]
-            elif goal := goal_of_lead(command, self.language) or goal_of(command, self.language, self.vocabulary):
+            elif goal := goal_of(command, self.language, self.vocabulary):
                 yield Statement("purpose", goal, answer, 0, "", True)
         elif not before or self.follows(before[0]) or num_words(block.text) > MOST_ANSWER_WORDS:
             return
         whole = before and all(map(self.is_usable, before)) and num_words(block.text) <= MOST_ANSWER_WORDS
         if whole and not self.follows(before[0]):
             answer = f"{block.text}\n\n{blocks}"
-        for candidate in self.topics(Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
-            yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(before) + 1)
+        for phrase in self.topics(Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
+            yield Statement("statement", phrase, answer, 2, sentences=len(before) + 1)
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
         """(sentence, the answer that it begins, sentences of the answer).
@@ -421,8 +350,8 @@ class Reader:
         if sentence[:1].islower() or not alone or not is_sentence(sentence, self.language) or REFERS.search(sentence):
             return
         besides = " ".join(ask.topic for ask in asks)
-        for candidate in self.topics(Passage((answer,)), topic, 1, besides):
-            yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=count)
+        for phrase in self.topics(Passage((answer,)), topic, 1, besides):
+            yield Statement("statement", phrase, answer, 2, sentences=count)
 
     def is_vague(self, ask: Ask) -> bool:
         """Whether a question needs the name of its page."""
@@ -447,31 +376,25 @@ class Reader:
         words = sum(num_words(text) for text in texts)
         name = topic if topic and not BARE.fullmatch(topic) and topic.lower() != self.title.lower() else ""
         labelled = sum(labelled_value(text) is not None for text in texts)
-        is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
-        if (labelled * 2 > len(texts) or len(texts) == len(covered)) and not is_lead:
+        if labelled * 2 > len(texts):
             return
-        if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4:
+        if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
             return
         if not whole or any(block.text.rstrip().endswith((":", "：")) for block in items):
             return  # a list of this list is missing in it
         ordered = bool(items[0].number)
+        is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
         joined = "; ".join(texts)
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
-        ask = ask_lead(lead, self.language, self.vocabulary) if is_lead else None
-        if ask:
-            yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
         if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
-            announcement = re.sub(r"\b(?:the )?following (?=\w)|\bfolgende[nrms]? (?=\w)", "", lead.rstrip(" :："))
-            sound = self.is_usable(f"{announcement}.") and num_words(lead) >= LEAST_LEAD
-            for candidate in self.topics(Passage((lead,)), topic, 1) if sound else ():
-                yield Statement(candidate.rule(self.language), candidate.wording, answer, 2, sentences=len(texts))
-        if ask:
-            return
-        if is_lead and (heading := heading_of(lead, self.language)):
-            yield Statement("listing", heading, ended(joined), 1, sentences=len(texts))
-        elif (labelled * 2 > len(texts) or len(texts) == len(covered)) or items[0].depth > 1:
+            sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
+            for phrase in self.topics(Passage((lead,)), topic, 1) if sound else ():
+                yield Statement("statement", phrase, answer, 2, sentences=len(texts))
+        if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
+            yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
+        elif items[0].depth > 1:
             return  # its lead says what it lists, and no heading does
         elif name and ordered and instructs:
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))
@@ -512,9 +435,8 @@ class Reader:
             says = is_sentence(first, self.language) or (
                 topic and num_words(first) >= ITEM_WORDS and not first[0].islower()
             )
-            is_topic = statement.rule in TOPIC_RULES
-            says = says and (not is_topic or num_words(first) >= LEAST_ITEM)
-            if is_topic and ((block.number and topic) or not says):
+            says = says and (statement.rule != "statement" or num_words(first) >= LEAST_ITEM)
+            if statement.rule == "statement" and ((block.number and topic) or not says):
                 break
             yield statement
             for other, its_answer, its_count in units[1:]:
@@ -574,3 +496,25 @@ def ended(text: str) -> str:
     """Return the text with a full stop at its end."""
     text = text.rstrip(" ;,:")
     return text if text[-1:] in ".!?。" else f"{text}."
+
+
+def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
+    """Return "filter the listing by path" of "You can filter the listing by path" or of the command; else nothing."""
+    if language != ENGLISH:
+        return ""
+    match = re.match(
+        r"(?:First, |Then |Now |Next, )?(?:you|we) (?:can|may|could) (?:also |then |now )?(?=[a-z])", sentence, re.I
+    )
+    goal = sentence[match.end() :] if match else ""
+    if not goal and clauses.begins_with_command(sentence):
+        goal = sentence[0].lower() + sentence[1:]
+    if english.DANGLING.search(goal) or len(goal.split()) < LEAST_LEAD or re.search(r"[,;()]|\b(?:and|or)\b", goal):
+        return ""
+    return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal
+
+
+def commands(texts: Collection[str], language: str) -> bool:
+    """Whether most items of a list are instructions."""
+    if language != ENGLISH:
+        return sum(map(german.is_instruction, texts)) * 2 > len(texts)
+    return sum(map(clauses.begins_with_command, texts)) * 2 > len(texts)

@@ -73,12 +73,19 @@ class BackendFacts(Facts):
     `shared_prompts`: stages whose answers to one prompt can lie in one row behind it."""
     exports: tuple[Quantization, ...] = ()
     """Formats of the result, next to which a copy in full precision is written."""
-    trains_islands: bool = False
-    """Whether it trains islands by DiLoCo."""
-    runs_scripts: bool = False
-    """Whether `launch.script` names a training script, which then supports what it wants."""
+    features: tuple[str, ...] = ()
+    """`islands`: trains islands by DiLoCo; `scripts`: runs the training script that `launch.script` names, which then
+    supports what it wants."""
     why: Mapping[str, str] = field(default_factory=dict)
     """Setting or value -> why it is not supported, where that helps."""
+
+    @property
+    def trains_islands(self) -> bool:
+        return "islands" in self.features
+
+    @property
+    def runs_scripts(self) -> bool:
+        return "scripts" in self.features
 
     @property
     def remote(self) -> bool:
@@ -203,7 +210,7 @@ class BackendName(AxisValue):
         ),
         by_stage={"shared_prompts": (Stage.DPO, Stage.KTO)},
         methods=TRAINED_METHODS,
-        trains_islands=True,
+        features=("islands",),
         strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID),
         settings={"adapter": ("continue", "stack", "merge"), "launch.launcher": ("auto", "torchrun", "accelerate")},
         sharded={
@@ -339,7 +346,7 @@ class BackendName(AxisValue):
         schedules=map_to_names(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
         settings={"hyperparameters.precision": (Precision.AUTO, Precision.FP32), "stage.loss": PAIRWISE},
         default_only=("eval", "stage.turns", *OF_OUR_ENGINE),
-        runs_scripts=True,
+        features=("scripts",),
     )
     TINKER = step_service("tinker", "a session of the Tinker service is a LoRA adapter that AdamW moves")
     REMOTE = step_service("remote", "the Tinker wire of another Trainyard trains LoRA adapters by AdamW")

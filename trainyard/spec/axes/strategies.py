@@ -34,21 +34,19 @@ class Strategy(AxisValue):
     ZERO3 = StrategyFacts("zero3", divided=("optimizer", "gradients", "weights"))
 
 
-# Islands: groups of processes that train by themselves and average their weights now and then
+# Islands: groups of processes that train separately and average their weights now and then
 
 
 DEFAULT_ISLANDS = 2
 
 
 class DilocoSettings(Variant):
-    """Settings of DiLoCo (arXiv 2311.08105): each island takes `inner_steps` AdamW steps by itself; then the mean of
+    """Settings of DiLoCo (arXiv 2311.08105): each island takes `inner_steps` AdamW steps alone; then the mean of
     their changes is the gradient of an outer SGD step with Nesterov momentum.
     """
 
     type: DilocoEngine
-    num_islands: int = Field(
-        DEFAULT_ISLANDS, ge=2, le=1024, description="Groups of processes that train by themselves."
-    )
+    num_islands: int = Field(DEFAULT_ISLANDS, ge=2, le=1024, description="Groups of processes that train separately.")
     inner_steps: int = Field(
         100, ge=1, le=100_000, description="Steps of each island between two exchanges; the papers use 100 to 500."
     )
@@ -60,7 +58,7 @@ class DilocoSettings(Variant):
 
 
 class TorchftSettings(DilocoSettings):
-    """Settings of torchft's DiLoCo, which goes on when an island is lost and takes it in again. It sends fp32."""
+    """Settings of torchft's DiLoCo, which continues when an island is lost and takes it in again. It sends fp32."""
 
     pseudo_gradient_dtype: Literal["fp32"] = "fp32"
     min_islands: int = Field(1, ge=1, le=1024, description="Islands without which an exchange waits.")

@@ -1,4 +1,4 @@
-"""Rows on DiLoCo: how processes are divided into islands, and what an island can train by itself."""
+"""Rows on DiLoCo: how processes are divided into islands, and what an island can train alone."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def unfit_hosts(config: TrainerConfig, _: NodeView) -> Match:
 ISLAND_ROWS = (
     Row(
         "launch-hosts", "R-LAUNCH", "trainer", "config.launch", unfit_hosts,
-        "The hosts do not fit: {why}.", "Use {do}.",
+        "The hosts do not fit: {why}.", "Use {do} for these hosts.",
     ),
     Row(
         "diloco-backend", "R-BACKEND-SETTING", "trainer", "config.launch.diloco",
@@ -98,7 +98,7 @@ ISLAND_ROWS = (
         "diloco-cut", "R-LAUNCH", "trainer", "config.launch.strategy",
         lambda config, _: has_islands(config, *CUT_OVER_ALL),
         "Strategy {config.launch.strategy} cuts the weights over all processes, so no island has a complete copy to "
-        "train by itself.",
+        "train alone.",
         "Use strategy ddp, fsdp_hybrid, zero1 or zero2 inside an island.",
     ),
     Row(
@@ -134,7 +134,7 @@ ISLAND_ROWS = (
         "diloco-torchft", "R-LAUNCH", "trainer", "config.launch.strategy",
         lambda config, _: is_torchft(config)
         and (config.launch.strategy is not Strategy.DDP or config.launch.processes != config.launch.islands),
-        "With torchft each island is one process, so that it can be lost and taken in again by itself.",
+        "With torchft each island is one process, so that it can be lost and taken in again alone.",
         "Use strategy ddp with as many processes as islands, or type native.",
     ),
 )  # fmt: skip

@@ -64,7 +64,7 @@ SESSION_ROWS = (
     Row(
         "session-torchft", "R-LAUNCH", "trainer", "config.launch.diloco",
         lambda config, _: config.launch.diloco is not None and config.launch.diloco.type is DilocoEngine.TORCHFT,
-        "Islands of torchft train by themselves, and the calls of a session lead all processes.",
+        "Islands of torchft train separately, and the calls of a session lead all processes.",
         "Use type native, or a job.", scope="session",
     ),
     Row(

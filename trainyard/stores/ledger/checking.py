@@ -46,7 +46,7 @@ class LedgerVerification:
     """The public key that signed the checkpoint, as a vkey."""
     problems: list[LedgerProblem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Facts that are no problem, such as tiles that a writer left which was interrupted."""
+    """Facts that are not problems, such as tiles that a writer left which was interrupted."""
     witnessed: list[str] = field(default_factory=list)
     """Cosigned checkpoints that this log contains."""
 
@@ -256,7 +256,7 @@ def check_other_files(ledger: Ledger, head: Head, leaves: list[bytes], result: L
             continue
         tile = parse_tile(path)
         if tile is None:
-            result.add(path, "It is no tile of this log.")
+            result.add(path, "It is not a tile of this log.")
         elif tile.level not in (ENTRIES, "0") or tile.start + tile.width > head.size:
             result.notes.append(f"{path} is beyond the checkpoint: a writer was interrupted. It counts for nothing.")
         else:

@@ -272,14 +272,14 @@ class Ledger:
         with translate_os_errors("The ledger was not written"), self.files.locked(self.folder / ".lock"):
             head = self.head()
             self.require_whole(head)
-            before, held = self.current_key(head), self.private_key()
+            before, private = self.current_key(head), self.private_key()
             key = SigningKey(head.checkpoint.origin, os.urandom(HASH_BYTES))
             draft = {
                 "kind": ROTATED,
                 "key": f"{ROTATED}:{key.public.vkey}",
                 "vkey": key.public.vkey,
                 "before": before.vkey,
-                "before_held": held is not None and held.public == before,
+                "is_signed_by_previous": private is not None and private.public == before,
                 "because": because,
             }
             (receipt,) = self._commit(key, head, [draft])

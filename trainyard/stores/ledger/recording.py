@@ -64,11 +64,11 @@ def clean(value: object) -> object:
 
 
 def record_rented(home: Path, *, provider: str, machine: str, gpu: str, count: int, usd_per_hour: float,
-                  price_source: str, tenant: str = "", run: str = "") -> str:  # fmt: skip
+                  price_source: str, tenant: str = "") -> str:  # fmt: skip
     """Record that a machine was rented; `machine` is the provider's id of it, so that twice is one entry."""
     return record_step(
         home, RENTED, run_key(RENTED, provider, machine), provider=provider, machine=machine, gpu=gpu, gpus=count,
-        gpu_price_per_hour={"amount": usd_per_hour, "currency": "USD", "source": price_source}, tenant=tenant, run=run,
+        gpu_price_per_hour={"amount": usd_per_hour, "currency": "USD", "source": price_source}, tenant=tenant,
     )  # fmt: skip
 
 

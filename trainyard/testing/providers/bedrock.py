@@ -1,4 +1,4 @@
-"""A double of Amazon Bedrock's customization jobs and of the bucket beside it, bodies validated by botocore's model.
+"""A double of Amazon Bedrock's customization jobs and of the bucket next to it, bodies validated by botocore's model.
 
 moto has these routes, but its jobs stay in progress for ever, names are not checked, and the same token is refused
 where AWS answers with the first job.
@@ -48,7 +48,7 @@ class BedrockDouble(ProviderDouble):
         body = validate_body("CreateModelCustomizationJob", call.json)
         name = body["jobName"]
         if not JOB_NAME.fullmatch(name) or len(name) > 63:
-            raise Refusal(400, f"{name!r} is no name of a job.")
+            raise Refusal(400, f"{name!r} is not the name of a job.")
         if body["baseModelIdentifier"] not in MODELS:
             raise Refusal(400, f"The model {body['baseModelIdentifier']} cannot be customized.")
         if body["trainingDataConfig"]["s3Uri"] not in self.files:

@@ -98,7 +98,7 @@ class FireworksDouble(ProviderDouble):
 
 def check_name(name: str) -> str:
     if not RESOURCE_ID.fullmatch(name):
-        raise Refusal(400, f"{name!r} is no id: lower-case letters, digits and hyphens, at most 63.")
+        raise Refusal(400, f"{name!r} is not an id: lower-case letters, digits and hyphens, at most 63.")
     return name
 
 

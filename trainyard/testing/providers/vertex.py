@@ -1,4 +1,4 @@
-"""A double of Vertex AI's tuning jobs and of the bucket beside it; fields of a body are those of its REST reference."""
+"""A double of Vertex AI's tuning jobs and of their bucket; fields of a body are those of its REST reference."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def check_fields(body: JsonObject, fields: Mapping[str, Any], where: str) -> Non
         if isinstance(expected, Mapping):
             check_fields(value, expected, f"{where}{name}.")
         elif not isinstance(value, expected):
-            raise Refusal(400, f"{where}{name} is no {expected.__name__}.")
+            raise Refusal(400, f"{where}{name} is not a {expected.__name__}.")
 
 
 def describe(job: JobDouble) -> JsonObject:

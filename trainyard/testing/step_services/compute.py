@@ -1,4 +1,4 @@
-"""Adapters of a step service's double, computed at our own step service.
+"""Adapters of a step service's double, computed at Trainyard's step service.
 
 `connect` opens one adapter there; everything else of a double is its wire.
 """

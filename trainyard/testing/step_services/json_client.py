@@ -1,4 +1,4 @@
-"""An adapter at our own Tinker wire by plain JSON requests: no SDK, no thread of its own, no second process."""
+"""An adapter at Trainyard's Tinker wire by plain JSON requests: no SDK, no thread of its own, no second process."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def require_fields(value: Json, schema: Schema, where: str) -> None:
     """Raise `Refusal` (400) for an unknown or missing field, or a value of another type."""
     if isinstance(schema, Mapping):
         if not isinstance(value, Mapping):
-            raise Refusal(REFUSED, f"{where} is no object.")
+            raise Refusal(REFUSED, f"{where} is not an object.")
         names = {name.removesuffix("?"): name for name in schema}
         if unknown := sorted(set(value) - set(names)):
             raise Refusal(REFUSED, f"{where} has an unknown field {unknown[0]}.")
@@ -176,7 +176,7 @@ def require_fields(value: Json, schema: Schema, where: str) -> None:
                 raise Refusal(REFUSED, f"{where} has no {name}.")
     elif isinstance(schema, list):
         if not isinstance(value, list):
-            raise Refusal(REFUSED, f"{where} is no list.")
+            raise Refusal(REFUSED, f"{where} is not a list.")
         for number, item in enumerate(value):
             require_fields(item, schema[0], f"{where}[{number}]")
     elif not isinstance(value, schema) or (isinstance(value, bool) and schema is not bool):

@@ -2,7 +2,7 @@
 
 The change of an island since the last exchange, old weights minus new ones, is its *pseudo-gradient*. Its mean over the
 islands is the gradient of an outer SGD step with Nesterov momentum on the old weights, which are kept in fp32. The
-states of the inner AdamW stay as they are, and the learning rate's schedule goes on.
+states of the inner AdamW stay as they are, and the learning rate's schedule continues.
 
 What a process sends in one exchange, counted in `Outer.bytes_sent`: P numbers of b bytes in n islands of m processes
 take 2 (n - 1) / n * P / m * b, of which half goes to the process that adds a part up, and half comes back. Each part is
@@ -10,7 +10,7 @@ added up in fp32, in the order of the islands, by one process: all islands get t
 only what is sent is rounded. Outer weights and momentum take 8 P / m bytes of a process.
 
 Inside an island any strategy of this package shares the work; `full_shard` and ZeRO-3 cut the weights over all
-processes, where no island has a complete copy to change by itself.
+processes, where no island has a complete copy to change alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Islands: teams that train by themselves on their rows of each batch, joined by links that may be slow.
+"""Islands: teams that train separately on their rows of each batch, joined by links that may be slow.
 
 Rank 0 of the training leads all of them. Its commands go to the first process of every other island through a queue, in
 the background: no island waits for the link before its next exchange of weights. A message contains all commands that

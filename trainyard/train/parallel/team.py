@@ -142,17 +142,17 @@ def take_device(local_rank: int, size: int) -> None:
 @contextmanager
 def join_team(rank: int, size: int, meeting: Path, device: str) -> Iterator[Team]:
     """This process in the group of `size` that meet by the file `meeting`, which must be a new one for each start; on
-    several hosts, at the address that torchrun passes.
+    spans_hosts hosts, at the address that torchrun passes.
 
     Raises `RuntimeError` when another one leaves while it is waited for.
     """
-    several = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1  # hosts, as torchrun says
-    if sys.platform in LOOPBACK and (not several or os.environ["MASTER_ADDR"] in LOCAL_NAMES):
+    spans_hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1  # hosts, as torchrun says
+    if sys.platform in LOOPBACK and (not spans_hosts or os.environ["MASTER_ADDR"] in LOCAL_NAMES):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, LOOPBACK[sys.platform])
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        init_method="env://" if several else f"file://{meeting.resolve()}",
+        init_method="env://" if spans_hosts else f"file://{meeting.resolve()}",
         rank=rank,
         world_size=size,
         timeout=COLLECTIVE_PATIENCE,

@@ -1,4 +1,4 @@
-"""DiLoCo by torchft (https://github.com/pytorch/torchft): each island is a process by itself that may be lost.
+"""DiLoCo by torchft (https://github.com/pytorch/torchft): each island is a process that may be lost.
 
 The islands meet at a *lighthouse*. An exchange is between those that are alive; one that comes back takes the weights,
 the states and the step of a living one at its next exchange. `diloco.py` is the reference: without faults and with two

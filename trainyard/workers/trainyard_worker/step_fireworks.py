@@ -71,7 +71,7 @@ class FireworksSteps:
             self.load(path)
 
     def close_earlier(self) -> None:
-        """Delete the session of an earlier process, which holds a place of the account's quota."""
+        """Delete the session of an earlier process, which uses a place of the account's quota."""
         session = self.memory.values.get(SESSION, {}).get("id")
         if session:
             with FireworksClient(api_key=self.key, base_url=self.address) as control:
@@ -219,8 +219,10 @@ def classify(error: Exception) -> ServiceError:
             return ServiceError(REFUSED, first_line(error))
         cause = cause.__cause__ or cause.__context__
     refused = isinstance(error, sdk.RequestFailedError | ValueError | NotImplementedError)
-    known = isinstance(error, sdk.TrainingError | httpx.HTTPError | OSError | RuntimeError | fireworks.FireworksError)
-    if not refused and not known:
+    expected = isinstance(
+        error, sdk.TrainingError | httpx.HTTPError | OSError | RuntimeError | fireworks.FireworksError
+    )
+    if not refused and not expected:
         raise error
     return ServiceError(REFUSED if refused else UNAVAILABLE, first_line(error))
 

@@ -93,11 +93,11 @@ class Memory:
         return created
 
     def _find(self, kind: str, list_ids: Callable[[], list[str]], before: list[str]) -> str | None:
-        found = sorted(set(list_ids()) - set(before))
-        if len(found) > 1:
-            names = ", ".join(found)
-            raise ServiceError(REFUSED, f"One {kind} was requested, and the service has {len(found)} new: {names}.")
-        return found[0] if found else None
+        new_ids = sorted(set(list_ids()) - set(before))
+        if len(new_ids) > 1:
+            names = ", ".join(new_ids)
+            raise ServiceError(REFUSED, f"One {kind} was requested, and the service has {len(new_ids)} new: {names}.")
+        return new_ids[0] if new_ids else None
 
 
 def read_environment() -> tuple[str, str]:

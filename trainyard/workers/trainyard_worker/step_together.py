@@ -61,8 +61,8 @@ class TogetherSteps:
     def open(self, model: str, job: str, adapter: dict[str, Any], path: str | None) -> None:
         """Open an adapter, new or from a checkpoint. The service gives every layer an adapter."""
         self.model, self.job = model, job
-        chosen = {name: adapter[name] for name in ("rank", "alpha", "dropout", "seed")}
-        self.lora = {name: value for name, value in chosen.items() if value is not None} | {"train_unembed": False}
+        settings = {name: adapter[name] for name in ("rank", "alpha", "dropout", "seed")}
+        self.lora = {name: value for name, value in settings.items() if value is not None} | {"train_unembed": False}
         self.resource = self.find_resource() or self.memory.create_once(
             RESOURCE, self.list_resources, self.request_resource
         )
@@ -74,38 +74,38 @@ class TogetherSteps:
 
     def find_resource(self) -> str | None:
         """Return the resource of an earlier process, where it still runs."""
-        known = self.memory.values.get(RESOURCE, {}).get("id")
-        if not known:
+        resource_id = self.memory.values.get(RESOURCE, {}).get("id")
+        if not resource_id:
             return None
         try:
-            resource = self.api.post_training.model_resources.retrieve(known)
+            resource = self.api.post_training.model_resources.retrieve(resource_id)
         except together.NotFoundError:
             resource = None
         if resource is None or resource.status.endswith(GONE) or resource.base_model != self.model:
             self.memory.write(RESOURCE)
             return None
-        return str(known)
+        return str(resource_id)
 
     def request_resource(self) -> str:
         try:
-            made = self.once.post_training.model_resources.create(
+            resource = self.once.post_training.model_resources.create(
                 base_model=self.model, lora_enabled=True, inactive_timeout=INACTIVE_S,
                 compute_config={"num_generator_replicas": 1},
             )  # fmt: skip
         except Exception as error:
             raise classify(error) from error
-        return str(made.id)
+        return str(resource.id)
 
     def list_resources(self) -> list[str]:
         """Return the ids of this account's resources with the base that are not gone."""
-        found, after = list[str](), together.omit
+        ids, after = list[str](), together.omit
         while True:
             page = self.api.post_training.model_resources.list(created_by="me", limit=100, after=after)
             rows = page.data or []
-            found += [row.id for row in rows if row.base_model == self.model and not row.status.endswith(GONE)]
+            ids += [row.id for row in rows if row.base_model == self.model and not row.status.endswith(GONE)]
             cursor = page.meta.next_cursor if page.meta is not None else None
             if not cursor or not rows:
-                return found
+                return ids
             after = cursor
 
     def start_session(self, role: str, path: str | None) -> SessionClient:
@@ -113,21 +113,21 @@ class TogetherSteps:
         name = f"trainyard-{self.job}-{role}"
         self.stop_sessions(name)
         self.memory.write(SESSION)
-        made = self.memory.create_once(
+        session_id = self.memory.create_once(
             SESSION, lambda: self.list_sessions(name), lambda: self.request_session(name, path)
         )
-        wait_for("_RUNNING", lambda: self.api.post_training.sessions.retrieve(made).status, "session")
-        return SessionClient.attach(session_id=made, **self.options)
+        wait_for("_RUNNING", lambda: self.api.post_training.sessions.retrieve(session_id).status, "session")
+        return SessionClient.attach(session_id=session_id, **self.options)
 
     def request_session(self, name: str, path: str | None) -> str:
         resumed: dict[str, Any] = {"lora_config": self.lora} if path is None else {"resume_from_checkpoint_id": path}
         try:
-            made = self.once.post_training.sessions.create(
+            session = self.once.post_training.sessions.create(
                 model_resources_id=self.resource, display_name=name, **resumed
             )
         except Exception as error:
             raise classify(error) from error
-        return str(made.id)
+        return str(session.id)
 
     def list_sessions(self, name: str) -> list[str]:
         """Return the ids of the resource's sessions with a name that are not gone."""

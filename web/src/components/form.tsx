@@ -66,10 +66,8 @@ function Fields(
   const { form, schema, path, only, onChange } = props;
   const value = isObject(props.value) ? props.value : {};
   const names = only?.filter((name) => schema.properties?.[name]) ?? Object.keys(schema.properties ?? {});
-  // A setting that the service has for later is shown only where it is set, with the refusal.
   const fields = names.map((name) => [name, resolveSchema(schema.properties![name]!, form.root)] as const);
-  const shownFields = fields.filter(([name, field]) => value[name] !== undefined || field.widget !== "hidden");
-  return shownFields.map(([name, field]) => (
+  return fields.map(([name, field]) => (
     <Field
       key={name}
       form={form}

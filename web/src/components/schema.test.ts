@@ -68,7 +68,7 @@ describe("fields", () => {
 
   it("are found by their widget", () => {
     expect(pathWith("columns", ROOT)).toBe("data.columns");
-    expect(pathWith("hidden", ROOT)).toBe("");
+    expect(pathWith("repository", ROOT)).toBe("");
   });
 
   it("are there for the paths of reasons", () => {

@@ -4,7 +4,7 @@ import { Validator } from "@cfworker/json-schema";
 import { formatNumber } from "./format";
 
 /** Values of `widget` that the service gives: how a form shows a field. */
-export const WIDGETS = ["hidden", "textarea", "model", "columns", "documents", "rows", "repository"] as const;
+export const WIDGETS = ["textarea", "model", "columns", "documents", "rows", "repository"] as const;
 export type Widget = (typeof WIDGETS)[number];
 
 export interface JsonSchema {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from trainyard.app.artifacts.ledger import export, prove, verify, witness
 from trainyard.app.context import Context
-from trainyard.app.ledger import export, prove, verify, witness
 from trainyard.errors import Conflict, Corrupt
 from trainyard.operations import ledger as requests
 from trainyard.settings import Settings
@@ -107,7 +107,7 @@ def test_a_lost_key_is_replaced_and_the_log_says_so(ledger: Ledger) -> None:
     with pytest.raises(Conflict, match="ledger rotate"):
         ledger.append({"kind": "trained", "key": "new"})
     seq = ledger.rotate("the disk broke").seq
-    assert ledger.head().entry(seq)["before_held"] is False
+    assert ledger.head().entry(seq)["is_signed_by_previous"] is False
     ledger.append({"kind": "trained", "key": "new"})
     assert verify_ledger(ledger).problems == []
 

@@ -315,7 +315,7 @@ def keep_cosigned(source: Path, context: Context) -> Cosigned:
     checkpoint = parse_checkpoint(note.text)
     if checkpoint.origin != head.checkpoint.origin or len(note.signatures) < 2:
         raise InvalidInput(
-            f"{source.name} is no cosigned checkpoint of this home's ledger.",
+            f"{source.name} is not a cosigned checkpoint of this home's ledger.",
             why=f"Its origin is {checkpoint.origin}; it has {len(note.signatures)} signatures.",
             do="Run `trainyard ledger witness FOLDER --out FILE` on the witness, and bring its file here.",
         )

@@ -9,13 +9,13 @@ import pytest
 from trainyard.app.context import Context
 from trainyard.app.plan.diloco import simulate
 from trainyard.errors import InvalidInput
-from trainyard.operations.diloco import SimulateInput, simulation_text
+from trainyard.operations.diloco import SimulateIslandsInput, simulation_text
 from trainyard.settings import load_settings
 from trainyard.spec.estimate.islands import IslandSimulation
 
 
 def run(**fields: Any) -> IslandSimulation:
-    request = SimulateInput(**{"parameters": 1e9, "step_s": 2.0, **fields})
+    request = SimulateIslandsInput(**{"parameters": 1e9, "step_s": 2.0, **fields})
     return simulate(request, Context(load_settings())).simulation
 
 
@@ -47,7 +47,7 @@ def test_steps_that_the_period_does_not_divide_end_with_an_exchange() -> None:
 
 
 def simulate_result(**fields: Any) -> Any:
-    return simulate(SimulateInput(parameters=1e9, step_s=2.0, **fields), Context(load_settings()))
+    return simulate(SimulateIslandsInput(parameters=1e9, step_s=2.0, **fields), Context(load_settings()))
 
 
 @pytest.mark.parametrize(
