@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.harness import Row, finish, size
 from trainyard.spec.axes.strategies import DILOCO_SETTINGS, DilocoEngine, Strategy
-from trainyard.spec.estimate.islands import Link, count_exchange_bytes, simulate_islands
+from trainyard.spec.estimate.islands import IslandLink, count_exchange_bytes, simulate_islands
 from trainyard.spec.training import LaunchSettings
 from trainyard.train.parallel.ddp import Ddp
 from trainyard.train.parallel.diloco import Diloco, Outer
@@ -38,7 +38,7 @@ from trainyard.train.parallel.team import join_team
 
 STATES, WIDTH, BATCH, RATE = 24, 48, 32, 3e-3
 STEPS, TIMED_STEPS = size(2000, 60), size(200, 40)
-STEP_S, LINK = 0.02, Link(mbit_per_s=2.0, latency_ms=20.0)
+STEP_S, LINK = 0.02, IslandLink(mbit_per_s=2.0, latency_ms=20.0)
 PERIODS = {10: 1.02, 50: 1.05}
 """H -> most of the synchronous loss."""
 Results = list[dict[str, Any]]
@@ -76,7 +76,7 @@ def evaluate(model: torch.nn.Module, islands: int) -> float:
 class SlowLink:
     """The exchanges of an island, which take as long as its link would."""
 
-    def __init__(self, outer: Outer, link: Link) -> None:
+    def __init__(self, outer: Outer, link: IslandLink) -> None:
         self.outer, self.link = outer, link
         self.send, self.gather = outer.all_to_all, outer.all_gather
 

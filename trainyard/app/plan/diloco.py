@@ -7,7 +7,7 @@ from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput
 from trainyard.operations.diloco import SimulateIslandsInput
 from trainyard.spec.axes.strategies import DILOCO_SETTINGS, DilocoEngine
-from trainyard.spec.estimate.islands import IslandSimulation, Link, simulate_islands
+from trainyard.spec.estimate.islands import IslandLink, IslandSimulation, simulate_islands
 
 
 class SimulationResult(Response):
@@ -39,7 +39,7 @@ def simulate(request: SimulateIslandsInput, _context: Context) -> SimulationResu
     return SimulationResult(simulation=simulation)
 
 
-def read_links(request: SimulateIslandsInput) -> list[Link]:
+def read_links(request: SimulateIslandsInput) -> list[IslandLink]:
     """Return the link of each island."""
     numbers = {"mbit_per_s": request.mbit_per_s, "latency_ms": request.latency_ms}
     for name, values in numbers.items():
@@ -52,7 +52,7 @@ def read_links(request: SimulateIslandsInput) -> list[Link]:
     require_range("mbit_per_s", request.mbit_per_s, 1e-3, 1e9)
     require_range("latency_ms", request.latency_ms, 0.0, 1e6)
     speeds, delays = (values * (request.num_islands if len(values) == 1 else 1) for values in numbers.values())
-    return [Link(speed, delay) for speed, delay in zip(speeds, delays, strict=True)]
+    return [IslandLink(speed, delay) for speed, delay in zip(speeds, delays, strict=True)]
 
 
 def require_range(name: str, values: tuple[float, ...], least: float, most: float) -> None:

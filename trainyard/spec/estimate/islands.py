@@ -30,7 +30,7 @@ ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Link:
+class IslandLink:
     """The link of an island to the others."""
 
     mbit_per_s: float
@@ -74,7 +74,7 @@ def count_exchange_bytes(parameters: int, islands: int, island_size: int, dtype:
 
 
 def simulate_islands(
-    settings: DilocoSettings, parameters: int, island_size: int, *, step_s: float, steps: int, links: list[Link]
+    settings: DilocoSettings, parameters: int, island_size: int, *, step_s: float, steps: int, links: list[IslandLink]
 ) -> IslandSimulation:
     """Return what `steps` steps of `step_s` seconds send and take over the slowest of the links."""
     islands, dtype = settings.num_islands, settings.pseudo_gradient_dtype
@@ -113,7 +113,7 @@ def make_traffic(bytes_per_step: float, exchange_s: float, exchanges: int, compu
 
 def describe_islands(settings: DilocoSettings, parameters: int, island_size: int, step_s: float | None) -> str:
     """Return a line of the plan: bytes, saving, and the time on two links."""
-    links = {"1 Gbit/s": Link(1000, 50), "100 Mbit/s": Link(100, 50)}
+    links = {"1 Gbit/s": IslandLink(1000, 50), "100 Mbit/s": IslandLink(100, 50)}
     simulations = {
         name: simulate_islands(settings, parameters, island_size, step_s=step_s or 1.0, steps=10_000, links=[link])
         for name, link in links.items()
