@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import size
 from trainyard.backends.cloud.contract import CloudRequest, Provider, ProviderAddress, UploadedRows
 from trainyard.backends.cloud.submission import JOURNAL_FILE, PollPace, Submission
 from trainyard.compute.child import EVENTS_FILE
@@ -158,7 +160,8 @@ def measure(name: str, runs: int) -> list[Outcome]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=200)
+    os.environ["HF_HUB_OFFLINE"] = "0"  # the doubles are on loopback; the Hub's client is imported later
+    parser.add_argument("--runs", type=int, default=size(200, 3))
     parser.add_argument("--provider", choices=DOUBLES, action="append")
     arguments = parser.parse_args()
     failed = 0

@@ -15,12 +15,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.harness import size
 from trainyard.testing.rental_campaign import run_seed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=size(200, 8))
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     started, broken, counts, machines, usd = time.monotonic(), 0, Counter[str](), 0, 0.0
