@@ -86,7 +86,7 @@ def test_the_argv_names_the_place_of_a_host(jobs: Jobs, tmp_path: Path) -> None:
 
 
 def test_the_number_of_a_host_is_found_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = LaunchSettings(strategy="ddp", processes=2, hosts=("localhost", "192.0.2.1"))
+    launch = LaunchSettings(strategy="ddp", processes=2, hosts=("localhost", "203.0.113.1"))
     assert find_place(launch).node_rank == 0
     monkeypatch.setenv(RANK_VARIABLE, "1")
     assert find_place(launch) == replace(find_place(launch), node_rank=1, host="localhost")
@@ -99,6 +99,6 @@ def test_a_host_that_does_not_resolve_is_named() -> None:
 
 
 def test_a_host_that_is_not_among_them_is_refused() -> None:
-    launch = LaunchSettings(strategy="ddp", processes=2, hosts=("192.0.2.1", "192.0.2.2"))
-    with pytest.raises(InvalidInput, match=r"E-LAUNCH: This host, .*, is none of 192\.0\.2\.1, 192\.0\.2\.2"):
+    launch = LaunchSettings(strategy="ddp", processes=2, hosts=("203.0.113.1", "203.0.113.2"))
+    with pytest.raises(InvalidInput, match=r"E-LAUNCH: This host, .*, is none of 203\.0\.113\.1, 203\.0\.113\.2"):
         find_place(launch)

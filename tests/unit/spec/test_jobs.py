@@ -274,17 +274,25 @@ def test_rewards_of_a_job_reach_its_trainer() -> None:
     assert (trainer.stage.num_generations, trainer.stage.loss, trainer.stage.beta) == (8, "dapo", 0.0)
 
 
-@pytest.mark.parametrize("name", ["openai", "together", "fireworks", "anyscale", "bedrock", "vertex", "OpenAI"])
-def test_a_cloud_provider_is_known_and_refused_wherever_it_is_named(name: str) -> None:
+@pytest.mark.parametrize("name", ["openai", "together", "fireworks", "bedrock", "vertex", "hf_jobs"])
+def test_a_cloud_provider_trains_a_base_of_its_own(name: str) -> None:
     in_chain = check(chain(source(), node("trainer", backend=name)))
     in_job = check({"backend": name, "dataset": {"path": "a.jsonl"}})
-    in_field = check({"provider": name, "dataset": {"path": "a.jsonl"}})
+    for refusals in (in_chain, in_job):
+        assert [(reason.code, reason.field) for reason in refusals] == [("R-BACKEND-SETTING", "config.base_model")]
+        assert "none is named" in refusals[0].because
+    assert check({"provider": name, "model": "m", "training_file": "a.jsonl", "suffix": "mine"}) == []
+
+
+@pytest.mark.parametrize("name", ["anyscale", "mistral", "cohere"])
+def test_a_provider_that_trains_no_more_is_refused_with_another(name: str) -> None:
+    in_chain = check(chain(source(), node("trainer", backend=name)))
+    in_job = check({"backend": name, "dataset": {"path": "a.jsonl"}})
     in_body = check({"provider": name, "model": "m", "training_file": "a.jsonl", "suffix": "mine"})
-    for refusals, field in (
-        (in_chain, "config.backend"), (in_job, "backend"), (in_field, "provider"), (in_body, "provider")
-    ):  # fmt: skip
+    for refusals, field in ((in_chain, "config.backend"), (in_job, "backend"), (in_body, "provider")):
         assert [(reason.code, reason.field) for reason in refusals] == [("R-PROVIDER", field)]
-        assert refusals[0].because.startswith(f"The cloud provider {name.lower()} is not in this release")
+        assert refusals[0].because.startswith(f"The provider {name} trains no more")
+        assert "together" in refusals[0].instead
 
 
 def test_a_word_that_no_provider_has_is_still_a_misspelt_backend() -> None:

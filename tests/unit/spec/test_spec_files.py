@@ -169,7 +169,7 @@ def test_a_key_like_none_lists_those_that_exist() -> None:
     assert reason.instead == "Write one of: documents, min_rows, wording."
     reason = get_only(check({"nodes": [source()], "zzz": 1}))
     assert (reason.node, reason.field) == (None, "zzz")
-    assert reason.instead == "Write one of: name, description, tenant, nodes."
+    assert reason.instead == "Write one of: name, description, tenant, max_spend, nodes, theme, tags."
 
 
 def test_keys_inside_lists_and_sets_are_answered_too() -> None:

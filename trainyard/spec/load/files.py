@@ -70,13 +70,14 @@ def read_chain(value: object) -> tuple[ChainSpec | None, list[Reason]]:
         return None, reasons
     if isinstance(value, Mapping) and "template" in value and "nodes" not in value:
         return from_template(value)
-    if isinstance(value, Mapping) and "dataset" in value and "nodes" not in value:
+    body = value if isinstance(value, Mapping) and "nodes" not in value else {}
+    if "dataset" not in body and (reasons := word_reasons(body, None)):
+        return None, reasons
+    if "dataset" in body or "training_file" in body:
         try:
             return chain_of_job(validate(JobSpec, value)), []
         except ValidationError as error:
             return None, build_reasons(error, JobSpec)
-    if isinstance(value, Mapping) and "nodes" not in value and (reasons := word_reasons(value, None)):
-        return None, reasons
     return parse_chain(value)
 
 
