@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -83,7 +84,7 @@ class WideSamples:
 
     def mapping(self, parts: Sequence[Any], name: str) -> Any:
         if parts[1] is Any or parts[1] is str:
-            return AnyKeys(first=PROSE, tenant="city-bikes", role="support-desk", version="12")
+            return AnyKeys(first=PROSE, time="1795900000", tenant="city-bikes", role="support-desk", version="12")
         keys = [*parts[0]][:3] if isinstance(parts[0], type) and issubclass(parts[0], Enum) else ["first", "second"]
         return {key: self.value(parts[1], str(key)) for key in keys}
 
@@ -98,7 +99,13 @@ class WideSamples:
             return max(kind, key=lambda member: len(str(member.value)))
         if kind is Path:
             return Path(COPIED["path"])
-        values: dict[Any, Any] = {int: 1_234_567, float: 1_234_567.891234, bool: self.flags, Any: 12.5}
+        values: dict[Any, Any] = {
+            Decimal: Decimal("1234567.891234"),
+            int: 1_234_567,
+            float: 1_234_567.891234,
+            bool: self.flags,
+            Any: 12.5,
+        }
         return values[kind] if kind in values else COPIED.get(name) or WORDS.get(name) or PROSE
 
 

@@ -11,6 +11,7 @@ from trainyard.spec.programs import LocalTrainingConfig as LocalTrainingConfig
 from trainyard.spec.programs import LoraConfig as LoraConfig
 from trainyard.spec.programs import LrScheduler as LrScheduler
 from trainyard.spec.programs import TrainingHyperparams as TrainingHyperparams
+from trainyard.spec.states import JobState
 from trainyard.surfaces.sdk.asynchronous import aio as aio
 from trainyard.surfaces.sdk.asynchronous import connect_async as connect_async
 from trainyard.surfaces.sdk.chains import AiGenerator as AiGenerator
@@ -23,6 +24,7 @@ from trainyard.surfaces.sdk.chains import Validator as Validator
 from trainyard.surfaces.sdk.remote import connect as connect
 from trainyard.surfaces.sdk.surface import here as here
 
+TrainingJobStatus = JobState
 adapters = here.adapters
 check = here.check
 jobs = here.jobs

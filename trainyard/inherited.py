@@ -76,8 +76,9 @@ PASSED = (
     ),
     Passed("SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE", "certificates"),
     Passed(
-        "DO_NOT_TRACK TRAINYARD_* TRAINYARD_ALLOW_PRIVATE_URLS TRAINYARD_CHECKPOINT_KEY",
-        "this product's own, but for TRAINYARD_TOKEN; the last names a file or a variable, and is not a key",
+        "DO_NOT_TRACK TRAINYARD_* TRAINYARD_ALLOW_PRIVATE_URLS TRAINYARD_CHECKPOINT_KEY TRAINYARD_RENT_SSH_KEY "
+        "TRAINYARD_DATA_WORKER_KEY_ENV",
+        "this product's own, but for TRAINYARD_TOKEN; the last three name a file or a variable, and are not keys",
     ),
 )
 """The table: what every child may see."""

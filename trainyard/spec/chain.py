@@ -11,11 +11,10 @@ from functools import cached_property
 from typing import Annotated, Any
 
 import rfc8785
-from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from trainyard.spec.axes.axis import Strict, omit_default
 from trainyard.spec.axes.data import Port
-from trainyard.spec.migrate import chain_words
 from trainyard.spec.money import Dollars
 from trainyard.spec.nodes import NODE_CONFIGS, Name, Node, NodeType
 
@@ -39,11 +38,6 @@ class ChainSpec(Strict):
     nodes: tuple[Node, ...] = Field(min_length=1, max_length=MAX_NODES)
     theme: Theme = omit_default("", description=THEME)
     tags: Labels = omit_default((), max_length=16, description=LABELS)
-
-    @model_validator(mode="before")
-    @classmethod
-    def in_our_words(cls, value: Any) -> object:
-        return chain_words(value)
 
 
 class Source(Strict):

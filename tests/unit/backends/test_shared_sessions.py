@@ -32,7 +32,6 @@ LAUNCHES: dict[str, dict[str, Any]] = {
     "zero1": {"strategy": "zero1", "processes": 2},
     "zero2": {"strategy": "zero2", "processes": 2},
     "fsdp_hybrid": {"strategy": "fsdp_hybrid", "processes": 4},
-    "diloco": {"processes": 2, "diloco": {"num_islands": 2, "inner_steps": 2}},
 }
 STEPS = 3
 QUESTION, ANSWER = "What is a node?", "A node reads documents and writes pairs."
@@ -63,7 +62,7 @@ def ranks_of(session: HostedSession) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize(
-    "strategy", [name if name == "diloco" else pytest.param(name, marks=pytest.mark.slow) for name in LAUNCHES]
+    "strategy", [name if name == "zero2" else pytest.param(name, marks=pytest.mark.slow) for name in LAUNCHES]
 )
 def test_a_session_that_is_closed_and_resumed_has_the_bits_of_a_job(
     strategy: str, jobs: Jobs, here: Settings, tiny_model: Path, tmp_path: Path
@@ -84,7 +83,7 @@ def test_a_session_that_is_closed_and_resumed_has_the_bits_of_a_job(
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("strategy", ["zero2", "diloco"])
+@pytest.mark.parametrize("strategy", ["zero2", "ddp"])
 def test_a_session_that_is_saved_killed_and_resumed_has_the_bits_of_a_job(
     strategy: str, jobs: Jobs, here: Settings, tiny_model: Path, tmp_path: Path
 ) -> None:

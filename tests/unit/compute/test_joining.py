@@ -77,7 +77,7 @@ def test_another_host_key_than_the_first_is_refused(sshd: Sshd) -> None:
 def test_no_address_no_key_and_no_server_are_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="Set rent_ssh_key"):
         read_login("root@10.0.0.1 -p 22", None)
-    with pytest.raises(Unavailable, match="is no address of SSH"):
+    with pytest.raises(Unavailable, match="is not an address of SSH"):
         read_login("$(touch x)@host", tmp_path)
 
     async def reach() -> None:

@@ -51,7 +51,7 @@ def train(folder: Path, events: Events) -> None:
             with sending_outcome(crew, folder, others), leading(crew):
                 program.train(folder, events, crew)
         else:
-            follow(folder, events, crew, device)
+            follow(read_job(folder), folder, events, crew, device)
             if crew.rank in others:
                 receive_outcome(crew, folder)
 
@@ -70,12 +70,11 @@ def leading(team: Team) -> Iterator[None]:
     team.close()
 
 
-def follow(folder: Path, events: Events, team: Team, device: str) -> None:
-    """Load what rank 0 has loaded, and carry out its commands until the last one."""
+def follow(own: TrainingJob, folder: Path, events: Events, team: Team, device: str) -> None:
+    """Load what rank 0 has loaded, and carry out its commands until the last one. `own` is the job of this host."""
     word, arguments = team.receive_command()
     if word == END:
         return
-    own = read_job(folder)  # its base and its adapter are where this host has them
     job = TrainingJob.model_validate({**arguments[0], "base": own.base, "adapter": own.adapter})
     assembly.set_determinism(job)
     tokenizer = assembly.load_tokenizer(job, events)

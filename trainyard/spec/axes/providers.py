@@ -80,7 +80,11 @@ RETIRED: Mapping[str, tuple[str, str]] = {
 
 
 def provider_variables() -> frozenset[str]:
-    """Return the variables with keys, addresses, accounts and buckets of providers: the worker gets them."""
-    return frozenset(
+    """Return the variables with keys, addresses, accounts and buckets of providers: the worker gets them.
+
+    Those of AWS open more than Bedrock: the operator lists them in `worker_variables`.
+    """
+    names = {
         name for facts in PROVIDERS.values() for name in (facts.key, facts.address, *facts.variables, *facts.optional)
-    )
+    }
+    return frozenset(name for name in names if not name.startswith("AWS_"))

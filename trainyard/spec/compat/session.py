@@ -6,7 +6,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import DistillSettings
-from trainyard.spec.axes.strategies import DilocoEngine, Strategy
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.context import Match, NodeView, Row
 from trainyard.spec.training import EngineSettings, Hyperparameters, LaunchSettings, TrainerConfig
 
@@ -62,10 +62,10 @@ SESSION_ROWS = (
         "Remove hosts and nodes, or use a job.", scope="session",
     ),
     Row(
-        "session-torchft", "R-LAUNCH", "trainer", "config.launch.diloco",
-        lambda config, _: config.launch.diloco is not None and config.launch.diloco.type is DilocoEngine.TORCHFT,
-        "Islands of torchft train separately, and the calls of a session lead all processes.",
-        "Use type native, or a job.", scope="session",
+        "session-islands", "R-LAUNCH", "trainer", "config.launch.diloco",
+        lambda config, _: config.launch.diloco is not None,
+        "A call of a session ends between two exchanges, where each island has weights of its own.",
+        "Remove diloco, or use a job.", scope="session",
     ),
     Row(
         "session-evaluation", "R-EVALUATION", "trainer", "config.eval",

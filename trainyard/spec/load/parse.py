@@ -25,6 +25,7 @@ from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.other_tools import word_reasons
 from trainyard.spec.load.spellings import VALUES, list_tags, right_name
 from trainyard.spec.load.text import MAX_KEYS, MAX_REASONS
+from trainyard.spec.migrate import chain_words
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -77,7 +78,7 @@ def parse_chain(value: object) -> tuple[ChainSpec | None, list[Reason]]:
         because = f"A chain is a mapping with `nodes`, not {describe_value(value)}."
         return None, [Reason("E-SPEC-TYPE", None, "", because, "Write `nodes:` with a list of `type` and `config`.")]
     try:
-        return validate(ChainSpec, value), []
+        return validate(ChainSpec, chain_words(value)), []
     except ValidationError as error:
         ids = number(parse_nodes(value, read=False))
         return None, build_reasons(error, ChainSpec, ids)

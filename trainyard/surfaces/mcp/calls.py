@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -45,6 +46,10 @@ LEFT_OUT = frozenset((
 """Keys of a schema that an agent does not need: what they refuse, the operation refuses with a remedy."""
 
 
+LONG_DESCRIPTION = 30
+"""Characters of a description from which on an agent gets the first sentence; `help` and the manual have all."""
+
+
 def tool_name(operation: str) -> str:
     """`adapters delete-version` is `adapters_delete_version`."""
     return operation.replace(" ", "_").replace("-", "_")
@@ -73,7 +78,14 @@ def build_tool(name: str) -> types.Tool:
     schema.pop("description", None)  # the summary of the operation says it
     if not schema.get("properties"):
         schema.pop("properties", None)
-    return types.Tool(name=tool_name(name), description=row.summary, input_schema=schema, annotations=hints)
+    return types.Tool(
+        name=tool_name(name), description=first_sentence(row.summary), input_schema=schema, annotations=hints
+    )
+
+
+def first_sentence(text: str) -> str:
+    """Return a short text, or the first sentence of a long one."""
+    return text if len(text) <= LONG_DESCRIPTION else re.split(r"(?<=[.;:]) ", text, maxsplit=1)[0].rstrip(";:")
 
 
 def shorten(schema: Any) -> Any:
@@ -91,6 +103,9 @@ def shorten(schema: Any) -> Any:
     }
     if "enum" in short:
         short.pop("type", None)
+        short.pop("description", None)
+    if isinstance(text := short.get("description"), str):
+        short["description"] = first_sentence(text)
     choices = short.pop("anyOf", None)
     if choices is None:
         return short

@@ -117,11 +117,15 @@ def test_importing_trainyard_imports_nothing_heavy() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert trainyard.__all__ == [
-        "AiGenerator", "Chain", "DataSource", "Deployer", "Evaluator", "Trainer", "TrainyardError", "Validator",
-        "adapters", "aio", "check", "connect", "connect_async", "here", "jobs", "plan", "run",
+        "AdapterMethod", "AiGenerator", "AlignmentMethod", "Chain", "CloudFineTuneConfig", "ComputeDevice",
+        "DataSource", "Deployer", "Evaluator", "FineTuneProviderFactory", "InstructDataset", "LocalTrainingConfig",
+        "LoraConfig", "LrScheduler", "PreferenceDataset", "Trainer", "TrainingHyperparams", "TrainingJobStatus",
+        "TrainingManager", "TrainyardError", "Validator", "adapters", "aio", "check",
+        "connect", "connect_async", "here", "jobs", "plan",
+        "run",
     ]  # fmt: skip
     typed = names_bound_by(ast.parse(Path(str(trainyard.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")))
-    assert typed == {*trainyard.__all__, "__version__"}
+    assert typed == {*trainyard.__all__, "__version__", "JobState"}  # the last is what TrainingJobStatus names
 
 
 def test_check_plan_run_jobs_and_adapters_are_those_of_here(tmp_path: Path) -> None:

@@ -23,4 +23,4 @@ def train(folder: Path, events: Events) -> None:
             with leading(team):
                 serve(folder, events, team)
         else:
-            follow(folder, events, team, device)
+            follow(job, folder, events, team, device)
