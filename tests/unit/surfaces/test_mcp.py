@@ -39,6 +39,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "chains_create": {"spec": CHAIN},
     "chains_show": {"chain": "chain"},
     "data_preview": {"path": "rows.jsonl"},
+    "diloco_simulate": {"parameters": 1e9, "step_s": 1.0},
+    "gpus_ps": {},
     "graph_export": {"file": "graph.jsonl"},
     "scripts_save": {"name": "mine", "text": "print()"},
     "tokens_create": {"name": "laptop"},
