@@ -33,7 +33,7 @@ from trainyard.testing.step_services.compute import Computer
 from trainyard.testing.step_services.fireworks import FireworksDouble
 from trainyard.testing.step_services.json_client import JsonStepClient
 from trainyard.testing.step_services.together import TogetherDouble
-from trainyard.testing.step_services.wire import Fault
+from trainyard.testing.step_services.wire import WireFault
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 DOUBLES = {"together_steps": TogetherDouble, "fireworks_steps": FireworksDouble}
@@ -185,9 +185,9 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", WireFault)
 def test_faults_change_no_loss_and_pay_nothing_twice(
-    backend: str, fault: Fault, double: Double, jobs: Jobs, tmp_path: Path
+    backend: str, fault: WireFault, double: Double, jobs: Jobs, tmp_path: Path
 ) -> None:
     native = train_as_child(job_at(jobs, "native", max_steps=2), tmp_path / "native")
     for route in (*PAID[backend], *STEPS[backend]):

@@ -40,7 +40,7 @@ KEYS = 60
 """So few that writers meet each other's entries."""
 
 
-class Death(BaseException):
+class PowerCut(BaseException):
     """The process ends here."""
 
 
@@ -111,7 +111,7 @@ class LedgerCampaign:
         if self.left:
             self.left -= 1
             if not self.left:
-                raise Death
+                raise PowerCut
 
     def time(self) -> float:
         self.seconds += self.random.choice((1.0, 1.0, 1.0, -30.0))
@@ -162,7 +162,7 @@ class LedgerCampaign:
             self.disk.fail_at(self.random.randint(1, MOST_CALLS), self.random.choice(numbers))
         try:
             self.append()
-        except Death:
+        except PowerCut:
             if self.power:
                 self.disk.crash(self.random)
         except (TrainyardError, OSError) as error:

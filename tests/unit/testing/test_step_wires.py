@@ -27,7 +27,7 @@ from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.testing.step_service import StepServiceDouble
 from trainyard.testing.step_services import fireworks, together
 from trainyard.testing.step_services.compute import ALPHA, Computer
-from trainyard.testing.step_services.wire import Fault
+from trainyard.testing.step_services.wire import WireFault
 from trainyard.workers.trainyard_worker.step_service import REFUSED, UNAVAILABLE, Memory, ServiceError
 
 pytest.importorskip("tinker")
@@ -179,7 +179,7 @@ def test_fireworks_takes_each_number_once_and_in_order(
     assert client.post(f"{API}/forward_backward", changed).status_code == 409
     client.value(f"{API}/forward_backward", pass_body(model, 4))
     assert client.post(f"{API}/forward_backward", pass_body(model, 3)).status_code == 409
-    double.faults["optim_step"].extend([Fault.LIMITED, Fault.BROKEN])
+    double.faults["optim_step"].extend([WireFault.LIMITED, WireFault.BROKEN])
     step = {"adam_params": ADAM, "model_id": model, "seq_id": 5, "type": "optim_step"}
     assert [client.post(f"{API}/optim_step", step).status_code for _ in range(3)] == [429, 500, 200]
 

@@ -167,15 +167,13 @@ def cloud_provider(
     adapter: tuple[str, ...] = ("rank",),
     settings: Mapping[str, tuple[Any, ...]] | None = None,
     whole_numbers: tuple[str, ...] = ("hyperparameters.epochs",),
-    chooses: tuple[str, ...] = (),
 ) -> BackendFacts:
     """Return a provider that trains on uploaded rows (`backends/cloud`): what its wire has a place for.
 
-    `sends` are hyperparameters besides epochs, batch_size and learning_rate, except those that it `chooses`; `adapter`
-    are settings of the method.
+    `sends` are hyperparameters besides epochs, batch_size and learning_rate; `adapter` are settings of the method.
     """
     why = "the provider chooses it"
-    unread = tuple(f"hyperparameters.{setting}" for setting in (*PROVIDER_DECIDES, *chooses) if setting not in sends)
+    unread = tuple(f"hyperparameters.{setting}" for setting in PROVIDER_DECIDES if setting not in sends)
     unread += tuple(f"method.{setting}" for setting in ADAPTER_SETTINGS if setting not in adapter)
     return BackendFacts(
         name,
@@ -370,9 +368,14 @@ class BackendName(AxisValue):
         whole_numbers=("hyperparameters.epochs", "method.alpha"),
     )
     FIREWORKS = cloud_provider("fireworks", sends=("gradient_accumulation", "warmup_steps"))
-    OPENAI = cloud_provider("openai", sends=("seed",), adapter=(), chooses=("learning_rate",))
+    OPENAI = cloud_provider("openai", sends=("seed",), adapter=(), settings={"hyperparameters.learning_rate": (None,)})
     BEDROCK = cloud_provider("bedrock", stages=(Stage.SFT,), sends=("warmup_steps",), adapter=())
-    VERTEX = cloud_provider("vertex", chooses=("learning_rate", "batch_size"), settings={"method.rank": VERTEX_RANKS})
+    VERTEX = cloud_provider(
+        "vertex",
+        settings={
+            "method.rank": VERTEX_RANKS, "hyperparameters.learning_rate": (None,), "hyperparameters.batch_size": (4,),
+        },
+    )  # fmt: skip
     HF_JOBS = cloud_provider(
         "hf_jobs",
         sends=("max_steps", "gradient_accumulation", "warmup_ratio", "warmup_steps", "weight_decay", "max_grad_norm",

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from trainyard.backends.remote_steps.service import ServiceRow, StepService, StepSettings
-from trainyard.testing.step_services.wire import REFUSED, Json, Refusal
+from trainyard.testing.step_services.wire import REFUSED, Json, WireRefusal
 from trainyard.train.contracts import Generated, Sampling
 
 Connect = Callable[[int, int], StepService]
@@ -55,11 +55,11 @@ class Computer:
     services: list[StepService] = field(default_factory=list)
 
     def open(self, base: str, rank: int, alpha: int | None, seed: int | None) -> ComputedAdapter:
-        """Open an adapter. Raises `Refusal` for another base, or a scale that is not the computing service's."""
+        """Open an adapter. Raises `WireRefusal` for another base, or a scale that is not the computing service's."""
         if base != self.base:
-            raise Refusal(REFUSED, f"The model {base} is not supported: only {self.base} is.")
+            raise WireRefusal(REFUSED, f"The model {base} is not supported: only {self.base} is.")
         if alpha != ALPHA or not rank > 0:
-            raise Refusal(REFUSED, f"An adapter of rank {rank} and alpha {alpha} is not supported here.")
+            raise WireRefusal(REFUSED, f"An adapter of rank {rank} and alpha {alpha} is not supported here.")
         service = self.connect(rank, seed or 0)
         service.open()
         self.services.append(service)

@@ -20,9 +20,9 @@ from trainyard.testing.step_services.wire import (
     REFUSED,
     Call,
     Json,
-    Refusal,
     Route,
     WireDouble,
+    WireRefusal,
 )
 from trainyard.train.contracts import Sampling, StopReason
 
@@ -128,7 +128,7 @@ class FireworksDouble(WireDouble):
 
     def require_open(self, session: str) -> None:
         if not self.sessions.get(session):
-            raise Refusal(GONE, f"The session {session} is not open.")
+            raise WireRefusal(GONE, f"The session {session} is not open.")
 
     def create_model(self, call: Call) -> Json:
         """Open an adapter, or the base for forward passes; a model of a session is created once."""
@@ -155,22 +155,22 @@ class FireworksDouble(WireDouble):
         """Return the adapter of a request, its key, and whether it is new."""
         model, number = call.body["model_id"], call.body["seq_id"]
         if model not in self.adapters:
-            raise Refusal(GONE, f"There is no model {model}.")
+            raise WireRefusal(GONE, f"There is no model {model}.")
         adapter = self.adapters[model]
         self.require_open(adapter.operations["session"])
         key, content = f"{model}:{number}", json.dumps([kind, call.body], sort_keys=True)
         earlier = adapter.operations.get(key)
         if earlier is not None and earlier != content:
-            raise Refusal(CONFLICT, f"Request {number} of {model} came before with another body.")
+            raise WireRefusal(CONFLICT, f"Request {number} of {model} came before with another body.")
         if earlier is None and number <= adapter.operations.get("last", 0):
-            raise Refusal(CONFLICT, f"Request {number} of {model} comes after {adapter.operations['last']}.")
+            raise WireRefusal(CONFLICT, f"Request {number} of {model} comes after {adapter.operations['last']}.")
         adapter.operations |= {key: content, "last": max(number, adapter.operations.get("last", 0))}
         return adapter, key, earlier is None
 
     def retrieve(self, call: Call) -> Json:
         request = call.body["request_id"]
         if request not in self.results:
-            raise Refusal(GONE, f"There is no request {request}.")
+            raise WireRefusal(GONE, f"There is no request {request}.")
         return self.results[request]
 
     # Steps
@@ -185,7 +185,7 @@ class FireworksDouble(WireDouble):
     def forward_backward(self, call: Call) -> Json:
         adapter, key, is_new = self.take_turn(call, "forward_backward")
         if call.body["model_id"] in self.bases:
-            raise Refusal(REFUSED, "A base is not trained.")
+            raise WireRefusal(REFUSED, "A base is not trained.")
         if is_new:
             rows, weights = read_data(call.body["forward_backward_input"])
             logprobs = adapter.score(rows, weights)
@@ -217,7 +217,7 @@ class FireworksDouble(WireDouble):
         path = self.name_path(call)
         if is_new:
             if path in self.saved or call.body["overwrite"] or call.body.get("ttl_seconds"):
-                raise Refusal(REFUSED, f"The state {path} is not overwritten, and has no time to live.")
+                raise WireRefusal(REFUSED, f"The state {path} is not overwritten, and has no time to live.")
             self.saved[path] = adapter.service.save(call.body["path"])
             self.results[key] = {"type": "save_weights", "path": path}
         return {"request_id": key}
@@ -226,7 +226,7 @@ class FireworksDouble(WireDouble):
         adapter, key, is_new = self.take_turn(call, "load_weights")
         path = call.body["path"]
         if path not in self.saved or not call.body["optimizer"]:
-            raise Refusal(GONE, f"There is no state {path} with an optimizer.")
+            raise WireRefusal(GONE, f"There is no state {path} with an optimizer.")
         if is_new:
             adapter.service.load(self.saved[path])
             self.results[key] = {"type": "load_weights", "path": path}
@@ -247,7 +247,7 @@ class FireworksDouble(WireDouble):
         path = body["model"].partition("/checkpoints/")[2]
         snapshot = next((saved for name, saved in self.snapshots.items() if name.endswith(path)), None)
         if snapshot is None or snapshot[2] != snapshot[1].steps or body["n"] != 1:
-            raise Refusal(REFUSED, f"There are no weights {body['model']} to sample from.")
+            raise WireRefusal(REFUSED, f"There are no weights {body['model']} to sample from.")
         sampling = Sampling(
             max_new_tokens=body["max_tokens"], temperature=body["temperature"], top_p=body["top_p"],
             top_k=body["top_k"] or None, seed=body["seed"], stop_texts=tuple(body.get("stop") or ()),
@@ -266,7 +266,7 @@ class FireworksDouble(WireDouble):
     def delete_session(self, call: Call) -> Json:
         (name,) = call.parts
         if name not in self.sessions:
-            raise Refusal(GONE, f"There is no session {name}.")
+            raise WireRefusal(GONE, f"There is no session {name}.")
         self.sessions[name] = False
         return {}
 
@@ -281,7 +281,7 @@ class FireworksDouble(WireDouble):
         files = [saved[3] for path, saved in self.snapshots.items() if path.endswith(f"/{name}")]
         model = call.body["output_model"].rpartition("/")[2]
         if not files or model in self.models or call.body["base_model"] != self.computer.base:
-            raise Refusal(REFUSED, f"The checkpoint {name} cannot be promoted to {model}.")
+            raise WireRefusal(REFUSED, f"The checkpoint {name} cannot be promoted to {model}.")
         self.models[model] = files[0]
         return {"model": self.describe(model)}
 
@@ -290,7 +290,7 @@ class FireworksDouble(WireDouble):
 
     def show_model(self, call: Call) -> Json:
         if call.parts[0] not in self.models:
-            raise Refusal(GONE, f"There is no model {call.parts[0]}.")
+            raise WireRefusal(GONE, f"There is no model {call.parts[0]}.")
         return self.describe(call.parts[0])
 
     def download(self, call: Call) -> Json:
@@ -305,14 +305,14 @@ class FireworksDouble(WireDouble):
 def read_data(request: Json) -> tuple[list[ServiceRow], list[list[float]]]:
     """Return the rows and the weights of a pass."""
     if request["loss_fn"] != "cross_entropy" or request.get("loss_fn_config"):
-        raise Refusal(REFUSED, f"The loss {request['loss_fn']} is not computed here.")
+        raise WireRefusal(REFUSED, f"The loss {request['loss_fn']} is not computed here.")
     rows, weights = [], []
     for datum in request["data"]:
         tokens = [token for chunk in datum["model_input"]["chunks"] for token in chunk["tokens"]]
         inputs = datum["loss_fn_inputs"]
         targets, values = inputs["target_tokens"]["data"], inputs["weights"]["data"]
         if not len(tokens) == len(targets) == len(values):
-            raise Refusal(REFUSED, "The tokens, targets and weights of a row differ in number.")
+            raise WireRefusal(REFUSED, "The tokens, targets and weights of a row differ in number.")
         rows.append(ServiceRow(tokens, [int(token) for token in targets]))
         weights.append([float(value) for value in values])
     return rows, weights

@@ -21,9 +21,9 @@ from trainyard.testing.step_services.wire import (
     REFUSED,
     Call,
     Json,
-    Refusal,
     Route,
     WireDouble,
+    WireRefusal,
     require_fields,
 )
 from trainyard.train.contracts import Sampling, StopReason
@@ -132,7 +132,7 @@ class TogetherDouble(WireDouble):
     def create_resource(self, call: Call) -> Json:
         body = call.body
         if body["base_model"] != self.computer.base:
-            raise Refusal(REFUSED, f"The model {body['base_model']} is not supported.")
+            raise WireRefusal(REFUSED, f"The model {body['base_model']} is not supported.")
         name = self.next_id("resource")
         compute = {"num_generator_replicas": 1, **body.get("compute_config", {})}
         self.resources[name] = {
@@ -149,14 +149,14 @@ class TogetherDouble(WireDouble):
 
     def find_resource(self, name: str) -> dict[str, Json]:
         if name not in self.resources:
-            raise Refusal(GONE, f"There is no model resource {name}.")
+            raise WireRefusal(GONE, f"There is no model resource {name}.")
         return self.resources[name]
 
     def stop_resource(self, call: Call) -> Json:
         (name,) = call.parts
         record, running = self.find_resource(name), self.sessions_of(name)
         if running and call.query.get("force") != "true":
-            raise Refusal(REFUSED, f"The model resource {name} has active sessions.")
+            raise WireRefusal(REFUSED, f"The model resource {name} has active sessions.")
         for session in running:
             session.record["status"] = f"{SESSION_STATUS}STOPPED"
         record["status"] = f"{RESOURCE_STATUS}STOPPED"
@@ -176,12 +176,12 @@ class TogetherDouble(WireDouble):
         body = call.body
         resource = self.find_resource(body["model_resources_id"])
         if not resource["status"].endswith("_READY"):
-            raise Refusal(REFUSED, f"The model resource {resource['id']} is not ready.")
+            raise WireRefusal(REFUSED, f"The model resource {resource['id']} is not ready.")
         lora, state = body.get("lora_config", {}), body.get("resume_from_checkpoint_id")
         if state is not None and not isinstance(self.checkpoints.get(state), str):
-            raise Refusal(GONE, f"There is no training checkpoint {state}.")
+            raise WireRefusal(GONE, f"There is no training checkpoint {state}.")
         if lora.get("train_unembed", True) and state is None:
-            raise Refusal(REFUSED, "An adapter on the output head is not computed here.")
+            raise WireRefusal(REFUSED, "An adapter on the output head is not computed here.")
         if state is None:
             self.lora = lora
         adapter = self.computer.open(
@@ -210,7 +210,7 @@ class TogetherDouble(WireDouble):
 
     def find_session(self, name: str) -> SessionDouble:
         if name not in self.sessions:
-            raise Refusal(GONE, f"There is no session {name}.")
+            raise WireRefusal(GONE, f"There is no session {name}.")
         return self.sessions[name]
 
     def stop_session(self, call: Call) -> Json:
@@ -219,7 +219,7 @@ class TogetherDouble(WireDouble):
         return session.record
 
     def upload(self, call: Call) -> Json:
-        raise Refusal(REFUSED, f"The double takes no uploads; session {call.parts[0]}.")
+        raise WireRefusal(REFUSED, f"The double takes no uploads; session {call.parts[0]}.")
 
     # Operations
 
@@ -228,12 +228,12 @@ class TogetherDouble(WireDouble):
         name, kind = call.parts
         session, key = self.find_session(name), call.headers.get("idempotency-key", "")
         if not key:
-            raise Refusal(REFUSED, "The header Idempotency-Key is missing.")
+            raise WireRefusal(REFUSED, "The header Idempotency-Key is missing.")
         content = json.dumps([kind, call.body], sort_keys=True)
         if key in session.keys:
             before, operation = session.keys[key]
             if before != content:
-                raise Refusal(CONFLICT, f"The key {key} came before with another body.")
+                raise WireRefusal(CONFLICT, f"The key {key} came before with another body.")
             return {"id": operation, "status": f"{OPERATION_STATUS}PENDING"}
         operation = self.next_id("operation")
         session.keys[key] = (content, operation)
@@ -246,7 +246,7 @@ class TogetherDouble(WireDouble):
             return failed(operation, "SESSION_NOT_ACTIVE", "The session is not active.")
         try:
             output = getattr(self, f"run_{kind.replace('-', '_')}")(session, body)
-        except Refusal as error:
+        except WireRefusal as error:
             return failed(operation, "INVALID_INPUT", str(error))
         return {"id": operation, "status": f"{OPERATION_STATUS}COMPLETED", "output": output}
 
@@ -254,12 +254,12 @@ class TogetherDouble(WireDouble):
         name, operation = call.parts
         completed = self.find_session(name).operations.get(operation)
         if completed is None:
-            raise Refusal(GONE, f"There is no operation {operation}.")
+            raise WireRefusal(GONE, f"There is no operation {operation}.")
         return completed
 
     def run_forward_backward(self, session: SessionDouble, body: Json) -> Json:
         if body["loss"]["type"] != "LOSS_TYPE_CROSS_ENTROPY":
-            raise Refusal(REFUSED, f"The loss {body['loss']['type']} is not computed here.")
+            raise WireRefusal(REFUSED, f"The loss {body['loss']['type']} is not computed here.")
         rows = read_samples(body["samples"])
         weights = [
             [float(value) for value in sample["loss_fn_inputs"]["weights"]["data"]] for sample in body["samples"]
@@ -280,7 +280,7 @@ class TogetherDouble(WireDouble):
         rows = read_samples(body["samples"])
         weights = [[-float(value) for value in gradient["data"]] for gradient in body["gradients"]]
         if [len(values) for values in weights] != [len(row.targets) for row in rows]:
-            raise Refusal(REFUSED, "The gradients and the targets differ in number.")
+            raise WireRefusal(REFUSED, "The gradients and the targets differ in number.")
         session.adapter.score(rows, weights)
         return {}
 
@@ -302,7 +302,7 @@ class TogetherDouble(WireDouble):
 
     def run_sample(self, session: SessionDouble, body: Json) -> Json:
         if session.published != session.adapter.steps:
-            raise Refusal(REFUSED, "The weights were not published.")
+            raise WireRefusal(REFUSED, "The weights were not published.")
         params = body.get("sampling_params", {})
         sampling = Sampling(
             max_new_tokens=params["max_tokens"], temperature=params.get("temperature", 1.0),
@@ -338,7 +338,7 @@ class TogetherDouble(WireDouble):
         require_fields(dict(call.query), {"variant": str}, "query")
         files = self.checkpoints.get(call.parts[0])
         if not isinstance(files, list) or call.query["variant"] != "CHECKPOINT_VARIANT_ADAPTER":
-            raise Refusal(GONE, f"There is no adapter of {call.parts[0]}.")
+            raise WireRefusal(GONE, f"There is no adapter of {call.parts[0]}.")
         return {
             "data": [{"filename": path.name, "size": path.stat().st_size, "url": self.link_to(path)} for path in files]
         }
@@ -366,11 +366,11 @@ def read_tokens(prompt: Json) -> list[int]:
 
 
 def read_samples(samples: Json) -> list[ServiceRow]:
-    """Return the rows of an operation. Raises `Refusal` where the numbers of its values differ."""
+    """Return the rows of an operation. Raises `WireRefusal` where the numbers of its values differ."""
     rows = []
     for sample in samples:
         tokens, inputs = read_tokens(sample["model_input"]), sample["loss_fn_inputs"]
         if any(len(tensor["data"]) != len(tokens) for tensor in inputs.values()):
-            raise Refusal(REFUSED, "The tensors of a sample have other lengths than its tokens.")
+            raise WireRefusal(REFUSED, "The tensors of a sample have other lengths than its tokens.")
         rows.append(ServiceRow(tokens, [int(token) for token in inputs["target_tokens"]["data"]]))
     return rows

@@ -28,7 +28,7 @@ NUMBER = (int, float)
 UNAUTHORIZED, REFUSED, GONE, CONFLICT, LIMITED, BROKEN = 401, 400, 404, 409, 429, 500
 
 
-class Fault(Enum):
+class WireFault(Enum):
     """What happens to a request."""
 
     LOST = "carried out, and the connection breaks before the reply"
@@ -36,7 +36,7 @@ class Fault(Enum):
     BROKEN = "500, nothing is carried out"
 
 
-class Refusal(Exception):
+class WireRefusal(Exception):
     """An answer with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -75,7 +75,7 @@ class WireDouble:
     def __init__(self, key: str) -> None:
         self.key, self.url = key, ""
         self.calls: Counter[str] = Counter()
-        self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        self.faults: dict[str, deque[WireFault]] = defaultdict(deque)
         self.files: dict[str, Path] = {}
         """Name in a link -> file."""
         self._lock = threading.Lock()
@@ -119,10 +119,10 @@ class WireDouble:
         with self._lock:
             try:
                 name, answer = self._answer(handler, target.path, dict(parse_qs(target.query)), content)
-                status, value, is_lost = 200, answer, self._take(name, Fault.LOST)
+                status, value, is_lost = 200, answer, self._take(name, WireFault.LOST)
             except AssertionError as error:  # of the service that computes
                 status, value, is_lost = BROKEN, self.error_body(BROKEN, str(error)), False
-            except Refusal as error:
+            except WireRefusal as error:
                 status, value, is_lost = error.status, self.error_body(error.status, str(error)), False
         if is_lost:
             handler.close_connection = True
@@ -134,25 +134,25 @@ class WireDouble:
         self, handler: LoopbackHandler, path: str, query: Mapping[str, list[str]], content: bytes
     ) -> tuple[str, Json]:
         if not any(handler.headers.get(name) == before + self.key for name, before in self.keys.items()):
-            raise Refusal(UNAUTHORIZED, "The API key is not valid.")
+            raise WireRefusal(UNAUTHORIZED, "The API key is not valid.")
         for route in self.routes():
             matched = re.fullmatch(route.pattern, path)
             if matched is None or route.method != handler.command:
                 continue
             self.calls[route.name] += 1
-            if self._take(route.name, Fault.LIMITED):
-                raise Refusal(LIMITED, "Too many requests.")
-            if self._take(route.name, Fault.BROKEN):
-                raise Refusal(BROKEN, "Internal error.")
+            if self._take(route.name, WireFault.LIMITED):
+                raise WireRefusal(LIMITED, "Too many requests.")
+            if self._take(route.name, WireFault.BROKEN):
+                raise WireRefusal(BROKEN, "Internal error.")
             body = json.loads(content) if content else {}
             if route.fields is not None:
                 require_fields(body, route.fields, "body")
             single = {name: values[-1] for name, values in query.items()}
             headers = {name.lower(): value for name, value in handler.headers.items()}
             return route.name, route.answer(Call(matched.groups(), body, single, headers))
-        raise Refusal(GONE, f"There is no {handler.command} {path}.")
+        raise WireRefusal(GONE, f"There is no {handler.command} {path}.")
 
-    def _take(self, name: str, fault: Fault) -> bool:
+    def _take(self, name: str, fault: WireFault) -> bool:
         """Return whether the next fault of a route is this one, and remove it."""
         if self.faults[name] and self.faults[name][0] is fault:
             self.faults[name].popleft()
@@ -161,23 +161,23 @@ class WireDouble:
 
 
 def require_fields(value: Json, schema: Schema, where: str) -> None:
-    """Raise `Refusal` (400) for an unknown or missing field, or a value of another type."""
+    """Raise `WireRefusal` (400) for an unknown or missing field, or a value of another type."""
     if isinstance(schema, Mapping):
         if not isinstance(value, Mapping):
-            raise Refusal(REFUSED, f"{where} is not an object.")
+            raise WireRefusal(REFUSED, f"{where} is not an object.")
         names = {name.removesuffix("?"): name for name in schema}
         if unknown := sorted(set(value) - set(names)):
-            raise Refusal(REFUSED, f"{where} has an unknown field {unknown[0]}.")
+            raise WireRefusal(REFUSED, f"{where} has an unknown field {unknown[0]}.")
         for name, key in names.items():
             optional = key.endswith("?")
             if name in value and not (optional and value[name] is None):
                 require_fields(value[name], schema[key], f"{where}.{name}")
             elif not optional:
-                raise Refusal(REFUSED, f"{where} has no {name}.")
+                raise WireRefusal(REFUSED, f"{where} has no {name}.")
     elif isinstance(schema, list):
         if not isinstance(value, list):
-            raise Refusal(REFUSED, f"{where} is not a list.")
+            raise WireRefusal(REFUSED, f"{where} is not a list.")
         for number, item in enumerate(value):
             require_fields(item, schema[0], f"{where}[{number}]")
     elif not isinstance(value, schema) or (isinstance(value, bool) and schema is not bool):
-        raise Refusal(REFUSED, f"{where} is a {type(value).__name__}.")
+        raise WireRefusal(REFUSED, f"{where} is a {type(value).__name__}.")
