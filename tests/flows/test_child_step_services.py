@@ -30,18 +30,18 @@ from trainyard.spec.axes.backends import SERVICE_VARIABLES, BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.testing.step_services.compute import Computer
-from trainyard.testing.step_services.fireworks import FireworksDouble
+from trainyard.testing.step_services.fireworks import FireworksStepsDouble
 from trainyard.testing.step_services.json_client import JsonStepClient
-from trainyard.testing.step_services.together import TogetherDouble
+from trainyard.testing.step_services.together import TogetherStepsDouble
 from trainyard.testing.step_services.wire import WireFault
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-DOUBLES = {"together_steps": TogetherDouble, "fireworks_steps": FireworksDouble}
+DOUBLES = {"together_steps": TogetherStepsDouble, "fireworks_steps": FireworksStepsDouble}
 BASE = "acme/tiny"
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
 HYPER = {"max_steps": 6, "batch_size": 4, "learning_rate": 5e-3, "max_length": 64, "save_steps": 2}
 CLOSE = 1e-5
-Double = TogetherDouble | FireworksDouble
+Double = TogetherStepsDouble | FireworksStepsDouble
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def double(
 
 def require_nothing_paid(double: Double) -> None:
     """Fail where the double still has something that costs money."""
-    assert not (double.running if isinstance(double, TogetherDouble) else double.open_sessions)
+    assert not (double.running if isinstance(double, TogetherStepsDouble) else double.open_sessions)
 
 
 @pytest.mark.usefixtures("prefect")
@@ -196,7 +196,7 @@ def test_faults_change_no_loss_and_pay_nothing_twice(
     ran = train_as_child(job_at(jobs, backend, max_steps=2), tmp_path / "remote")
     assert losses_of(ran) == pytest.approx(losses_of(native), abs=CLOSE)
     assert not any(double.faults.values())
-    if isinstance(double, TogetherDouble):
+    if isinstance(double, TogetherStepsDouble):
         assert (len(double.resources), len(double.sessions)) == (1, 1)
     else:
         assert len(double.adapters) == 1
@@ -206,7 +206,7 @@ def test_faults_change_no_loss_and_pay_nothing_twice(
 def test_a_step_without_logprobs_is_scored_by_a_forward_pass(
     backend: str, double: Double, jobs: Jobs, tmp_path: Path
 ) -> None:
-    if isinstance(double, FireworksDouble):
+    if isinstance(double, FireworksStepsDouble):
         double.omit_logprobs = True
     native, remote = (train_as_child(job_at(jobs, name, max_steps=2), tmp_path / name) for name in ("native", backend))
     assert losses_of(native) == pytest.approx(losses_of(remote), abs=CLOSE)

@@ -69,9 +69,9 @@ class Client:
 
 
 @pytest.fixture
-def at_together(computer: Computer, tmp_path: Path) -> Iterator[tuple[together.TogetherDouble, Client, str]]:
+def at_together(computer: Computer, tmp_path: Path) -> Iterator[tuple[together.TogetherStepsDouble, Client, str]]:
     """The double, a client, and the path of the operations of an open session."""
-    double = together.TogetherDouble(computer, tmp_path)
+    double = together.TogetherStepsDouble(computer, tmp_path)
     with double.serve() as url:
         client = Client(url, Authorization=f"Bearer {double.key}")
         resource = client.value("/v1/rl/model-resources", {"base_model": BASE})["id"]
@@ -92,7 +92,7 @@ def run_operation(client: Client, path: str, body: Mapping[str, Any], key: str) 
 
 
 def test_together_computes_a_gradient_and_repeats_nothing(
-    at_together: tuple[together.TogetherDouble, Client, str], table: StepServiceDouble
+    at_together: tuple[together.TogetherStepsDouble, Client, str], table: StepServiceDouble
 ) -> None:
     _, client, path = at_together
     (adapter,) = table.clients
@@ -112,7 +112,9 @@ def test_together_computes_a_gradient_and_repeats_nothing(
     assert not torch.equal(adapter.logits_VV, logits)
 
 
-def test_together_refuses_what_its_types_do_not_have(at_together: tuple[together.TogetherDouble, Client, str]) -> None:
+def test_together_refuses_what_its_types_do_not_have(
+    at_together: tuple[together.TogetherStepsDouble, Client, str],
+) -> None:
     double, client, path = at_together
     step = {"adam_params": {**ADAM, "learning_rat": 1.0}}
     assert "unknown field learning_rat" in client.post(f"{path}/optim-step", step, **{"Idempotency-Key": "a"}).text
@@ -133,9 +135,9 @@ API = "/training/v1/serverless/api/v1"
 
 
 @pytest.fixture
-def at_fireworks(computer: Computer, tmp_path: Path) -> Iterator[tuple[fireworks.FireworksDouble, Client, str]]:
+def at_fireworks(computer: Computer, tmp_path: Path) -> Iterator[tuple[fireworks.FireworksStepsDouble, Client, str]]:
     """The double, a client, and the id of an open model."""
-    double = fireworks.FireworksDouble(computer, tmp_path)
+    double = fireworks.FireworksStepsDouble(computer, tmp_path)
     with double.serve() as url:
         client = Client(url, **{"X-API-Key": double.key})
         body = {"tags": [], "user_metadata": None, "sdk_version": "0.23.0", "type": "create_session"}
@@ -166,7 +168,7 @@ def pass_body(model: str, number: int) -> dict[str, Any]:
 
 
 def test_fireworks_takes_each_number_once_and_in_order(
-    at_fireworks: tuple[fireworks.FireworksDouble, Client, str], table: StepServiceDouble
+    at_fireworks: tuple[fireworks.FireworksStepsDouble, Client, str], table: StepServiceDouble
 ) -> None:
     double, client, model = at_fireworks
     body = pass_body(model, 1)
@@ -185,7 +187,7 @@ def test_fireworks_takes_each_number_once_and_in_order(
 
 
 def test_fireworks_refuses_what_its_types_do_not_have(
-    at_fireworks: tuple[fireworks.FireworksDouble, Client, str],
+    at_fireworks: tuple[fireworks.FireworksStepsDouble, Client, str],
 ) -> None:
     double, client, model = at_fireworks
     assert "unknown field ttl" in client.post(f"{API}/forward_backward", {**pass_body(model, 1), "ttl": 1}).text

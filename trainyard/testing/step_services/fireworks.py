@@ -18,9 +18,9 @@ from trainyard.testing.step_services.wire import (
     GONE,
     NUMBER,
     REFUSED,
-    Call,
     Json,
     Route,
+    WireCall,
     WireDouble,
     WireRefusal,
 )
@@ -60,7 +60,7 @@ COMPLETION = {
 }  # fmt: skip
 
 
-class FireworksDouble(WireDouble):
+class FireworksStepsDouble(WireDouble):
     """The part of Fireworks that a training uses."""
 
     keys: ClassVar = {"x-api-key": "", "authorization": "Bearer "}
@@ -117,12 +117,12 @@ class FireworksDouble(WireDouble):
 
     # Sessions and models
 
-    def create_session(self, _: Call) -> Json:
+    def create_session(self, _: WireCall) -> Json:
         name = f"ts-{uuid.uuid4().hex}"
         self.sessions[name] = True
         return {"type": "create_session", "session_id": name}
 
-    def heartbeat(self, call: Call) -> Json:
+    def heartbeat(self, call: WireCall) -> Json:
         self.require_open(call.body["session_id"])
         return {"type": "session_heartbeat"}
 
@@ -130,7 +130,7 @@ class FireworksDouble(WireDouble):
         if not self.sessions.get(session):
             raise WireRefusal(GONE, f"The session {session} is not open.")
 
-    def create_model(self, call: Call) -> Json:
+    def create_model(self, call: WireCall) -> Json:
         """Open an adapter, or the base for forward passes; a model of a session is created once."""
         body = call.body
         self.require_open(body["session_id"])
@@ -151,7 +151,7 @@ class FireworksDouble(WireDouble):
         self.results[key] = {"type": "create_model", "model_id": name, "comms": "v1"}
         return {"request_id": key}
 
-    def take_turn(self, call: Call, kind: str) -> tuple[ComputedAdapter, str, bool]:
+    def take_turn(self, call: WireCall, kind: str) -> tuple[ComputedAdapter, str, bool]:
         """Return the adapter of a request, its key, and whether it is new."""
         model, number = call.body["model_id"], call.body["seq_id"]
         if model not in self.adapters:
@@ -167,7 +167,7 @@ class FireworksDouble(WireDouble):
         adapter.operations |= {key: content, "last": max(number, adapter.operations.get("last", 0))}
         return adapter, key, earlier is None
 
-    def retrieve(self, call: Call) -> Json:
+    def retrieve(self, call: WireCall) -> Json:
         request = call.body["request_id"]
         if request not in self.results:
             raise WireRefusal(GONE, f"There is no request {request}.")
@@ -175,14 +175,14 @@ class FireworksDouble(WireDouble):
 
     # Steps
 
-    def forward(self, call: Call) -> Json:
+    def forward(self, call: WireCall) -> Json:
         adapter, key, is_new = self.take_turn(call, "forward")
         if is_new:
             rows, _ = read_data(call.body["forward_input"])
             self.results[key] = make_output(adapter.score(rows, None))
         return {"request_id": key}
 
-    def forward_backward(self, call: Call) -> Json:
+    def forward_backward(self, call: WireCall) -> Json:
         adapter, key, is_new = self.take_turn(call, "forward_backward")
         if call.body["model_id"] in self.bases:
             raise WireRefusal(REFUSED, "A base is not trained.")
@@ -193,7 +193,7 @@ class FireworksDouble(WireDouble):
             self.results[key]["metrics"] = {"loss:sum": loss_of(logprobs, weights)}
         return {"request_id": key}
 
-    def optim_step(self, call: Call) -> Json:
+    def optim_step(self, call: WireCall) -> Json:
         adapter, key, is_new = self.take_turn(call, "optim_step")
         if is_new:
             params = call.body["adam_params"]
@@ -208,11 +208,11 @@ class FireworksDouble(WireDouble):
 
     # States and weights
 
-    def name_path(self, call: Call) -> str:
+    def name_path(self, call: WireCall) -> str:
         run = call.body["model_id"].partition(":")[0]
         return f"{ACCOUNT}/{run}/{call.body['path']}"
 
-    def save_weights(self, call: Call) -> Json:
+    def save_weights(self, call: WireCall) -> Json:
         adapter, key, is_new = self.take_turn(call, "save_weights")
         path = self.name_path(call)
         if is_new:
@@ -222,7 +222,7 @@ class FireworksDouble(WireDouble):
             self.results[key] = {"type": "save_weights", "path": path}
         return {"request_id": key}
 
-    def load_weights(self, call: Call) -> Json:
+    def load_weights(self, call: WireCall) -> Json:
         adapter, key, is_new = self.take_turn(call, "load_weights")
         path = call.body["path"]
         if path not in self.saved or not call.body["optimizer"]:
@@ -232,7 +232,7 @@ class FireworksDouble(WireDouble):
             self.results[key] = {"type": "load_weights", "path": path}
         return {"request_id": key}
 
-    def save_sampler(self, call: Call) -> Json:
+    def save_sampler(self, call: WireCall) -> Json:
         adapter, key, is_new = self.take_turn(call, "save_sampler")
         path = self.name_path(call)
         if is_new:
@@ -241,7 +241,7 @@ class FireworksDouble(WireDouble):
             self.results[key] = {"type": "save_weights_for_sampler", "path": path}
         return {"request_id": key}
 
-    def complete(self, call: Call) -> Json:
+    def complete(self, call: WireCall) -> Json:
         """Sample from the weights of a snapshot that are still the adapter's."""
         body = call.body
         path = body["model"].partition("/checkpoints/")[2]
@@ -263,20 +263,20 @@ class FireworksDouble(WireDouble):
 
     # The control plane
 
-    def delete_session(self, call: Call) -> Json:
+    def delete_session(self, call: WireCall) -> Json:
         (name,) = call.parts
         if name not in self.sessions:
             raise WireRefusal(GONE, f"There is no session {name}.")
         self.sessions[name] = False
         return {}
 
-    def list_checkpoints(self, call: Call) -> Json:
+    def list_checkpoints(self, call: WireCall) -> Json:
         (session,) = call.parts
         names = [path.rpartition("/")[2] for path, saved in self.snapshots.items() if saved[0] == session]
         root = f"accounts/{ACCOUNT}/trainingSessions/{session}/checkpoints"
         return {"checkpoints": [{"name": f"{root}/{name}", "promotable": True} for name in names]}
 
-    def promote(self, call: Call) -> Json:
+    def promote(self, call: WireCall) -> Json:
         _, name = call.parts
         files = [saved[3] for path, saved in self.snapshots.items() if path.endswith(f"/{name}")]
         model = call.body["output_model"].rpartition("/")[2]
@@ -288,16 +288,16 @@ class FireworksDouble(WireDouble):
     def describe(self, model: str) -> Json:
         return {"name": f"accounts/{ACCOUNT}/models/{model}", "state": "READY", "kind": "HF_PEFT_ADDON"}
 
-    def show_model(self, call: Call) -> Json:
+    def show_model(self, call: WireCall) -> Json:
         if call.parts[0] not in self.models:
             raise WireRefusal(GONE, f"There is no model {call.parts[0]}.")
         return self.describe(call.parts[0])
 
-    def download(self, call: Call) -> Json:
+    def download(self, call: WireCall) -> Json:
         files = self.models[call.parts[0]]
         return {"filenameToSignedUrls": {path.name: self.link_to(path) for path in files}}
 
-    def delete_model(self, call: Call) -> Json:
+    def delete_model(self, call: WireCall) -> Json:
         del self.models[call.parts[0]]
         return {}
 

@@ -19,9 +19,9 @@ from trainyard.testing.step_services.wire import (
     GONE,
     NUMBER,
     REFUSED,
-    Call,
     Json,
     Route,
+    WireCall,
     WireDouble,
     WireRefusal,
     require_fields,
@@ -82,7 +82,7 @@ class SessionDouble:
     """Steps of the weights that are sampled from."""
 
 
-class TogetherDouble(WireDouble):
+class TogetherStepsDouble(WireDouble):
     """The part of Together that a training uses."""
 
     def __init__(self, computer: Computer, folder: Path, key: str = "tg-key") -> None:
@@ -129,7 +129,7 @@ class TogetherDouble(WireDouble):
 
     # Resources
 
-    def create_resource(self, call: Call) -> Json:
+    def create_resource(self, call: WireCall) -> Json:
         body = call.body
         if body["base_model"] != self.computer.base:
             raise WireRefusal(REFUSED, f"The model {body['base_model']} is not supported.")
@@ -143,7 +143,7 @@ class TogetherDouble(WireDouble):
         }  # fmt: skip
         return self.resources[name]
 
-    def list_resources(self, call: Call) -> Json:
+    def list_resources(self, call: WireCall) -> Json:
         names = sorted(self.resources, key=lambda name: int(name.rpartition("-")[2]))
         return list_page(call, names, lambda name: self.resources[name])
 
@@ -152,7 +152,7 @@ class TogetherDouble(WireDouble):
             raise WireRefusal(GONE, f"There is no model resource {name}.")
         return self.resources[name]
 
-    def stop_resource(self, call: Call) -> Json:
+    def stop_resource(self, call: WireCall) -> Json:
         (name,) = call.parts
         record, running = self.find_resource(name), self.sessions_of(name)
         if running and call.query.get("force") != "true":
@@ -172,7 +172,7 @@ class TogetherDouble(WireDouble):
 
     # Sessions
 
-    def create_session(self, call: Call) -> Json:
+    def create_session(self, call: WireCall) -> Json:
         body = call.body
         resource = self.find_resource(body["model_resources_id"])
         if not resource["status"].endswith("_READY"):
@@ -200,7 +200,7 @@ class TogetherDouble(WireDouble):
         self.sessions[name] = SessionDouble(record, adapter)
         return record
 
-    def list_sessions(self, call: Call) -> Json:
+    def list_sessions(self, call: WireCall) -> Json:
         names = [
             name
             for name, session in self.sessions.items()
@@ -213,17 +213,17 @@ class TogetherDouble(WireDouble):
             raise WireRefusal(GONE, f"There is no session {name}.")
         return self.sessions[name]
 
-    def stop_session(self, call: Call) -> Json:
+    def stop_session(self, call: WireCall) -> Json:
         session = self.find_session(call.parts[0])
         session.record["status"] = f"{SESSION_STATUS}STOPPED"
         return session.record
 
-    def upload(self, call: Call) -> Json:
+    def upload(self, call: WireCall) -> Json:
         raise WireRefusal(REFUSED, f"The double takes no uploads; session {call.parts[0]}.")
 
     # Operations
 
-    def run_operation(self, call: Call) -> Json:
+    def run_operation(self, call: WireCall) -> Json:
         """Carry an operation out, once for each key; the answer is pending, and the next look completes it."""
         name, kind = call.parts
         session, key = self.find_session(name), call.headers.get("idempotency-key", "")
@@ -250,7 +250,7 @@ class TogetherDouble(WireDouble):
             return failed(operation, "INVALID_INPUT", str(error))
         return {"id": operation, "status": f"{OPERATION_STATUS}COMPLETED", "output": output}
 
-    def show_operation(self, call: Call) -> Json:
+    def show_operation(self, call: WireCall) -> Json:
         name, operation = call.parts
         completed = self.find_session(name).operations.get(operation)
         if completed is None:
@@ -334,7 +334,7 @@ class TogetherDouble(WireDouble):
         self.checkpoints[name] = self.computer.export(session.adapter, name, self.folder / name)
         return {"checkpoint": {"id": name, "created_at": TIME, "step": session.adapter.steps}}
 
-    def download(self, call: Call) -> Json:
+    def download(self, call: WireCall) -> Json:
         require_fields(dict(call.query), {"variant": str}, "query")
         files = self.checkpoints.get(call.parts[0])
         if not isinstance(files, list) or call.query["variant"] != "CHECKPOINT_VARIANT_ADAPTER":
@@ -344,7 +344,7 @@ class TogetherDouble(WireDouble):
         }
 
 
-def list_page(call: Call, names: list[str], find: object) -> Json:
+def list_page(call: WireCall, names: list[str], find: object) -> Json:
     """Return one page of a list, from the cursor of a request on."""
     start = names.index(call.query["after"]) + 1 if "after" in call.query else 0
     limit = int(call.query.get("limit", 100))

@@ -45,7 +45,7 @@ class WireRefusal(Exception):
 
 
 @dataclass(frozen=True)
-class Call:
+class WireCall:
     """One request, as a route sees it."""
 
     parts: tuple[str, ...]
@@ -62,7 +62,7 @@ class Route:
     name: str
     method: str
     pattern: str
-    answer: Callable[[Call], Json]
+    answer: Callable[[WireCall], Json]
     fields: Schema = None
 
 
@@ -149,7 +149,7 @@ class WireDouble:
                 require_fields(body, route.fields, "body")
             single = {name: values[-1] for name, values in query.items()}
             headers = {name.lower(): value for name, value in handler.headers.items()}
-            return route.name, route.answer(Call(matched.groups(), body, single, headers))
+            return route.name, route.answer(WireCall(matched.groups(), body, single, headers))
         raise WireRefusal(GONE, f"There is no {handler.command} {path}.")
 
     def _take(self, name: str, fault: WireFault) -> bool:
