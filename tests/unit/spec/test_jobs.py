@@ -18,12 +18,11 @@ from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
-from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.graph import check, resolve
 from trainyard.spec.job import JobSpec, chain_of_job
-from trainyard.spec.load.files import load_chain, load_value
+from trainyard.spec.load.files import load_chain, load_value, read_chain
 from trainyard.spec.migrate import trainer_words
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig
@@ -158,7 +157,9 @@ def test_the_tenant_of_rows_on_a_data_worker_is_that_of_the_chain() -> None:
     config = {"path": "/datasets/a/b.jsonl", "data_worker": "http://w:8892", "tenant_id": "guests"}
     nodes = [{"type": "data_source", "config": config}, {"type": "trainer"}]
     assert check({"nodes": nodes}) == []
-    assert resolve(ChainSpec.model_validate({"nodes": nodes})).tenant == "guests"
+    spec, _ = read_chain({"nodes": nodes})
+    assert spec is not None
+    assert resolve(spec).tenant == "guests"
     assert [reason.code for reason in check({"nodes": nodes, "tenant": "others"})] == ["E-SPEC-KEY"]
 
 
