@@ -38,6 +38,7 @@ from trainyard.operations.gpus import MachineInput, OffersInput, ReleaseInput, R
 from trainyard.settings import Settings
 from trainyard.spec.money import ZERO, format_usd
 from trainyard.spec.states import JobState
+from trainyard.stores.ledger.recording import record_paid, record_rented
 from trainyard.stores.live.job_index import JobQuery, Row
 from trainyard.stores.spending import SpendingEntry, SpendingStore
 
@@ -287,7 +288,7 @@ def rent_machine(request: RentInput, context: Context) -> RentalView:
             with renter.attach(rental):
                 attach_machine(rental, renter, context)
             rental = renter.store.get(key)
-    return show_rental(rental, settings)
+    return show_rental(rental, settings, context.say)
 
 
 def derive_rental_key(context: Context) -> str:
@@ -331,7 +332,7 @@ def list_rentals(request: Nothing, context: Context) -> RentalList:
     if store.list():
         with open_prime(context.settings) as service:
             problems = Renter(service, store, say=context.say).reap()
-    rentals = tuple(show_rental(rental, context.settings) for rental in store.list())
+    rentals = tuple(show_rental(rental, context.settings, context.say) for rental in store.list())
     return RentalList(rentals=rentals, problems=tuple(problems))
 
 
@@ -349,14 +350,31 @@ def release_machine(request: ReleaseInput, context: Context) -> RentalView:
                 f"The service has not confirmed that {rental.name} is gone.", do="Look again by `trainyard gpus ps`.",
                 code="E-RENT",
             )  # fmt: skip
-    return show_rental(rental, context.settings)
+    return show_rental(rental, context.settings, context.say)
 
 
-def show_rental(rental: Rental, settings: Settings) -> RentalView:
-    """Return a rental, with its cost written into the spending of the month."""
+def show_rental(rental: Rental, settings: Settings, say: Callable[[str], None]) -> RentalView:
+    """Return a rental, with its cost in the spending of the month, and its begin and its bill in the ledger."""
     if rental.usd:
         write_rental_cost(rental, settings)
+    for problem in filter(None, record_rental(rental, settings)):
+        say(problem)
     return RentalView(**rental.model_dump())
+
+
+def record_rental(rental: Rental, settings: Settings) -> Iterator[str]:
+    """Record a machine in the ledger, and its cost once it is released; yield why an entry could not be written."""
+    offer = rental.offer
+    if rental.pod_id:
+        yield record_rented(
+            settings.home, provider=offer.provider, machine=rental.pod_id, gpu=offer.gpu, count=offer.gpus,
+            usd_per_hour=offer.usd_per_hour, price_source=offer.source, tenant=settings.tenant,
+        )  # fmt: skip
+        if not rental.is_open:
+            yield record_paid(
+                settings.home, provider=offer.provider, machine=rental.pod_id, seconds=rental.age_s, usd=rental.usd,
+                tenant=settings.tenant,
+            )  # fmt: skip
 
 
 def write_rental_cost(rental: Rental, settings: Settings) -> None:
@@ -394,6 +412,6 @@ def release_due(settings: Settings, say: Callable[[str], None]) -> None:
     except TrainyardError as error:
         problems = [str(error)]
     for rental in store.list():
-        show_rental(rental, settings)
+        show_rental(rental, settings, say)
     for problem in problems:
         say(f"rented machines: {problem}")

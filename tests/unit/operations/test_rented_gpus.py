@@ -89,6 +89,11 @@ def test_a_machine_is_rented_listed_and_released(desk: Desk) -> None:
     released, _ = desk.call("gpus release", key="desk")
     assert (released.state, desk.double.running()) == ("released", [])
     assert rental.pod_id == released.pod_id
+    kinds = [entry.entry["kind"] for entry in desk.call("ledger log")[0].entries]
+    assert kinds[:2] == ["paid", "rented"]
+    desk.call("gpus ps")
+    assert [entry.entry["kind"] for entry in desk.call("ledger log")[0].entries] == kinds  # each is recorded once
+    assert desk.call("ledger verify")[0].problems == ()
 
 
 def test_a_rental_without_a_price_or_a_sum_is_refused(desk: Desk) -> None:

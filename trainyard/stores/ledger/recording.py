@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+from decimal import Decimal
 from pathlib import Path
 
 from trainyard.errors import TrainyardError
@@ -63,19 +64,18 @@ def clean(value: object) -> object:
     return value
 
 
-def record_rented(home: Path, *, provider: str, machine: str, gpu: str, count: int, usd_per_hour: float,
+def record_rented(home: Path, *, provider: str, machine: str, gpu: str, count: int, usd_per_hour: Decimal,
                   price_source: str, tenant: str = "") -> str:  # fmt: skip
     """Record that a machine was rented; `machine` is the provider's id of it, so that twice is one entry."""
     return record_step(
         home, RENTED, run_key(RENTED, provider, machine), provider=provider, machine=machine, gpu=gpu, gpus=count,
-        gpu_price_per_hour={"amount": usd_per_hour, "currency": "USD", "source": price_source}, tenant=tenant,
+        gpu_price_per_hour={"amount": str(usd_per_hour), "currency": "USD", "source": price_source}, tenant=tenant,
     )  # fmt: skip
 
 
-def record_paid(home: Path, *, provider: str, machine: str, seconds: float, usd: float, tenant: str = "",
-                run: str = "") -> str:  # fmt: skip
-    """Record what a machine, or a job of a provider, has cost in the end."""
+def record_paid(home: Path, *, provider: str, machine: str, seconds: float, usd: Decimal, tenant: str = "") -> str:
+    """Record the cost of a machine that was released; a later correction of the amount is an entry of its own."""
     return record_step(
-        home, PAID, run_key(PAID, provider, machine), provider=provider, machine=machine, seconds=round(seconds, 3),
-        cost={"amount": usd, "currency": "USD"}, tenant=tenant, run=run,
+        home, PAID, run_key(PAID, provider, machine, usd), provider=provider, machine=machine,
+        seconds=round(seconds, 3), cost={"amount": str(usd), "currency": "USD"}, tenant=tenant,
     )  # fmt: skip
