@@ -143,6 +143,11 @@ class ScriptSettings(ApiSettings):
         False,
         description="Whether admins may write this home's training scripts over the API; allow_scripts runs them.",
     )
+    allow_open_network: bool = Field(
+        False,
+        description="Whether trainings on several hosts, and torchft's islands, may listen on the network without a "
+        "token.",
+    )
     script_wrapper: tuple[str, ...] = Field(
         (),
         description="Program and arguments that run a training script with limits or as another user, such as "

@@ -41,6 +41,7 @@ FACTS = RunFacts(
     backends={BackendName.NATIVE: None, BackendName.TRL: None, BackendName.UNSLOTH: "Not installed."},
     devices=frozenset({Device.CPU}),
     embedded=False,
+    opens_network=False,
     may_mirror=lambda address: address.startswith("gs://bucket/"),
     data_workers=frozenset({"http://worker.example:8892"}),
     may_read=lambda address: address.startswith("s3://bucket/"),

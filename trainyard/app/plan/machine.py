@@ -60,6 +60,7 @@ def read_machine_facts(chain: ChainSpec | ResolvedChain, settings: Settings) -> 
         vllm_install=None if vllm.executable(settings) else vllm.install_line(),
         embedded=has_embedded_server(settings) if asks_embedded else None,
         has_module=has_module,
+        opens_network=settings.allow_open_network,
         confines_code=lambda: settings.allow_unconfined_code or find_confinement() is not Confinement.NONE,
     )
 

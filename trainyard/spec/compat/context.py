@@ -49,6 +49,8 @@ class RunFacts:
     """Whether the embedded model server is up."""
     has_module: Callable[[str], bool] | None = None
     """Whether a package can be imported here."""
+    opens_network: bool | None = None
+    """Whether the operator lets trainings listen on the network without a token."""
     confines_code: Callable[[], bool] | None = None
     """Whether the operating system confines code of completions here, or the operator lets it run without."""
 

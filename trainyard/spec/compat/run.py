@@ -87,6 +87,14 @@ def runs_code(config: TrainerConfig, at: NodeView) -> Match:
     return bool(code_places) and confines is not None and not confines() and [{"where": where} for where in code_places]
 
 
+def opens_network(config: TrainerConfig, at: NodeView) -> Match:
+    """Return the servers of a launch that anybody on the network can reach, where the operator has not allowed them."""
+    launch = config.launch
+    islands = launch.diloco is not None and launch.diloco.type is DilocoEngine.TORCHFT
+    servers = "The launcher of several hosts" if launch.node_count > 1 else "The servers of torchft's islands"
+    return at.facts.opens_network is False and (launch.node_count > 1 or islands) and {"servers": servers}
+
+
 def unlisted_bucket(config: TrainerConfig, at: NodeView) -> Match:
     """Return a bucket that the operator has not listed: this machine's cloud credentials would open it."""
     mirror = config.engine.mirror or ""
@@ -369,6 +377,12 @@ RUN_ROWS = (
         "Code that the model writes would run, and the operating system of this machine cannot confine it.",
         "Run it on Linux with user namespaces or Landlock, or let the operator set allow_unconfined_code in "
         "trainyard.toml.", scope="run",
+    ),
+    Row(
+        "launch-open", "R-LAUNCH", "trainer", "config.launch", opens_network,
+        "{servers} would listen on the network without a token, and this machine's operator has not allowed that.",
+        "Let the operator set allow_open_network in trainyard.toml where the network is private, or train on one host.",
+        scope="run",
     ),
     Row(
         "mirror-bucket", "R-MIRROR", "trainer", "config.engine.mirror", unlisted_bucket,
