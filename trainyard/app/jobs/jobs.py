@@ -39,11 +39,12 @@ from trainyard.app.run_records import (
 )
 from trainyard.app.runs import RunsClient, connect_runs
 from trainyard.app.training_logs import TrainingLogs
-from trainyard.errors import InvalidInput, NotFound
+from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.settings import Settings
+from trainyard.spec.axes.backends import CLOUD_PROVIDERS
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
@@ -346,7 +347,10 @@ def stop_job(request: requests.StopInput, context: Context, verb: Literal["pause
     """Pause or cancel a job and, if that is wanted, wait until its process is gone."""
     refuse_steering(request.job, context.settings, context.caller.tenant)
     runs = connect_runs(context.settings)
-    run_id = runs.find_job(request.job, context.caller.tenant)["run_id"]
+    row = runs.find_job(request.job, context.caller.tenant)
+    run_id = row["run_id"]
+    if verb == "cancel":
+        require_ended_at_provider(row)
     (runs.pause_run if verb == "pause" else runs.cancel_run)(run_id)
     row, deadline = runs.find_job(run_id), time.monotonic() + STOP_WAIT_S
     if request.wait and not is_gone(row):
@@ -355,6 +359,17 @@ def stop_job(request: requests.StopInput, context: Context, verb: Literal["pause
         time.sleep(STOP_POLL_S)
         row = runs.find_job(run_id)
     return build_job(note_change(row, context))
+
+
+def require_ended_at_provider(row: Mapping[str, object]) -> None:
+    """Raise `Conflict` (`E-JOB-STATE`) for a paused job of a provider, where it continues without a process here."""
+    paid = {name.value for name in CLOUD_PROVIDERS}
+    if row.get("backend") in paid and row.get("state") == JobState.PAUSED:
+        raise Conflict(
+            f"The job {row['name']} is paused here, and continues at {row['backend']}, where it is paid for.",
+            do=f"Run `trainyard jobs resume {row['name']}`, then cancel it: that ends it there, too.",
+            code="E-JOB-STATE",
+        )
 
 
 def build_job(row: Mapping[str, object]) -> Job:
