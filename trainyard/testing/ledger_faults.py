@@ -9,17 +9,12 @@ not return may be there or not, but never half.
 
 from __future__ import annotations
 
-import argparse
-import errno
-import random
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainyard.callbacks import ignore
-from trainyard.errors import Corrupt, NotFound, TrainyardError
+from trainyard.errors import NotFound
 from trainyard.stores.files import make_folders
 from trainyard.stores.ledger import log
 from trainyard.stores.ledger.checking import verify_ledger
@@ -29,19 +24,15 @@ from trainyard.stores.ledger.merkle import range_root
 from trainyard.stores.ledger.notes import Checkpoint
 from trainyard.stores.ledger.tiles import list_tiles
 from trainyard.stores.whole import new_file
+from trainyard.testing.disk_campaign import HOME, DiskCampaign, run_command
 from trainyard.testing.simulated_files import SimulatedFiles
-from trainyard.testing.simulation import Simulator, Swap, always, violation_lines
+from trainyard.testing.simulation import Simulator, Swap, always
 
-HOME = Path("/home")
 STEPS = 24
 MOST_CALLS = 40
 """File-system calls within which a fault falls; an append of one entry takes about twenty."""
 KEYS = 60
 """So few that writers meet each other's entries."""
-
-
-class PowerCut(BaseException):
-    """The process ends here."""
 
 
 @contextmanager
@@ -89,36 +80,16 @@ def build_swaps() -> dict[str, tuple[Swap, ...]]:
 INJECTED_BUGS = tuple(build_swaps())
 
 
-@dataclass
-class LedgerCampaign:
+class LedgerCampaign(DiskCampaign):
     """The disk, and the entries that the ledger has acknowledged."""
 
-    seed: int
-    violations: list[str] = field(default_factory=list)
-    checked: int = 0
-    attempts: int = 0
-
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
-        self.left, self.power = 0, False
-        self.disk = SimulatedFiles(self.seed, before=self.before_call)
-        self.disk.mkdir(HOME)
-        self.disk.fsync_folder(HOME.parent)
-        self.seconds = 1_800_000_000.0
+        super().__post_init__()
         self.acknowledged: dict[str, int] = {}
-
-    def before_call(self, _call: str) -> None:
-        if self.left:
-            self.left -= 1
-            if not self.left:
-                raise PowerCut
 
     def time(self) -> float:
         self.seconds += self.random.choice((1.0, 1.0, 1.0, -30.0))
         return self.seconds
-
-    def violated(self, message: str) -> None:
-        self.violations.append(f"seed {self.seed}: {message}")
 
     def ledger(self) -> Ledger:
         """Return the ledger as a new process opens it."""
@@ -151,34 +122,12 @@ class LedgerCampaign:
             if keys[seq : seq + 1] != [key]:
                 self.violated(f"{key} was acknowledged as entry {seq} and is not there")
 
-    def attempt(self, *, quiet: bool) -> None:
-        """One append by one process, which a fault may strike; afterwards perhaps a power cut."""
-        self.attempts += 1
-        kind = "none" if quiet else self.random.choice(["death", "death", "power", "power", "failed", "none"])
-        if kind in ("death", "power"):
-            self.left, self.power = self.random.randint(1, MOST_CALLS), kind == "power"
-        elif kind == "failed":
-            numbers = [errno.ENOSPC, errno.EIO, errno.EROFS]
-            self.disk.fail_at(self.random.randint(1, MOST_CALLS), self.random.choice(numbers))
-        try:
-            self.append()
-        except PowerCut:
-            if self.power:
-                self.disk.crash(self.random)
-        except (TrainyardError, OSError) as error:
-            if kind != "failed" or isinstance(error, Corrupt):
-                self.violated(f"append fails without a fault: {type(error).__name__}: {error}")
-        self.left, self.power = 0, False
-        self.disk.heal()
-        if not quiet and self.random.random() < 0.4:
-            self.disk.crash(self.random)
-
 
 def run_campaign(seed: int) -> LedgerCampaign:
-    """Return one campaign, carried out; it ends at the first violation."""
-    campaign = LedgerCampaign(seed)
+    """Run one campaign and return it; it ends at the first violation."""
+    campaign = LedgerCampaign(seed, MOST_CALLS)
     for number in range(STEPS):
-        campaign.attempt(quiet=number >= STEPS - 3)
+        campaign.attempt(campaign.append, quiet=number >= STEPS - 3)
         campaign.check()
         if campaign.violations:
             break
@@ -189,21 +138,5 @@ simulate: Callable[..., Any] = Simulator(run_campaign, build_swaps).run
 REPLAY = "python -m trainyard.testing.ledger_faults"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--campaigns", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--campaign", type=int, help="replay the one that has this seed")
-    parser.add_argument("--inject", choices=INJECTED_BUGS)
-    options = parser.parse_args()
-    outcome = simulate(
-        options.campaigns, options.seed, inject=options.inject, campaign=options.campaign, on_progress=ignore
-    )
-    print(*violation_lines(outcome.violations, outcome.failed, REPLAY, outcome.inject), sep="\n")
-    print(f"{outcome.nights:,} campaigns in {outcome.seconds:.0f} s")
-    print(outcome.last_line)
-    return outcome.exit_code
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_command(simulate, INJECTED_BUGS, REPLAY))

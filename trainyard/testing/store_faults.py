@@ -18,15 +18,10 @@ Prints each violation with its campaign's seed and the line that replays it. Exi
 
 from __future__ import annotations
 
-import argparse
-import errno
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainyard.errors import Corrupt, TrainyardError
+from trainyard.errors import TrainyardError
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
@@ -37,8 +32,9 @@ from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.stores.files import make_folders
 from trainyard.stores.jobs import JobRecord, JobStore
+from trainyard.testing.disk_campaign import HOME, DiskCampaign, run_command
 from trainyard.testing.simulated_files import SimulatedFiles
-from trainyard.testing.simulation import Simulator, Swap, always, violation_lines
+from trainyard.testing.simulation import Simulator, Swap, always
 from trainyard.train.checkpoint import checkpoints
 
 
@@ -112,7 +108,6 @@ def build_swaps() -> dict[str, tuple[Swap, ...]]:
 INJECTED_BUGS = tuple(build_swaps())
 
 
-HOME = Path("/home")
 STEPS = 14
 """Calls of a store in one campaign, each of them perhaps struck by a fault."""
 QUIET = 3
@@ -123,27 +118,12 @@ KEYS = tuple(letter * 64 for letter in "ab")
 ROLES = ("bot", "coder")
 
 
-class Death(BaseException):
-    """The process ends here."""
-
-
-@dataclass
-class StoreCampaign:
+class StoreCampaign(DiskCampaign):
     """The disk, and what the stores have promised."""
 
-    seed: int
-    violations: list[str] = field(default_factory=list)
-    checked: int = 0
-    attempts: int = 0
-
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
-        self.left, self.power = 0, False
-        """File-system calls until the process dies (0: it does not), and whether all power goes with it."""
-        self.disk = SimulatedFiles(self.seed, before=self.before_call)
-        self.disk.mkdir(HOME)
-        self.disk.fsync_folder(HOME.parent)
-        self.counter, self.seconds = 0, 1_800_000_000.0
+        super().__post_init__()
+        self.counter = 0
         self.artifacts: dict[str, set[str]] = {}
         """Key -> the contents that may be there; more than one after a call that did not return."""
         self.step, self.newest = 0, 0
@@ -151,15 +131,6 @@ class StoreCampaign:
         self.versions: dict[str, tuple[str, str]] = {}
         """Name -> (run key, SHA-256) of every adapter version that was promised."""
         self.live: dict[str, set[int | None]] = {role: {None} for role in ROLES}
-
-    def before_call(self, _call: str) -> None:
-        if self.left:
-            self.left -= 1
-            if not self.left:
-                raise Death
-
-    def violated(self, message: str) -> None:
-        self.violations.append(f"seed {self.seed}: {message}")
 
     # The stores, as a new process finds them.
 
@@ -309,34 +280,10 @@ class StoreCampaign:
             if live is not None and f"acme/{role}/v{live}" not in there:
                 self.violated(f"acme/{role}/v{live} is live and does not exist")
 
-    # The faults.
-
-    def attempt(self, act: Callable[[], None], *, quiet: bool) -> None:
-        """One call by one process, which a fault may strike; afterwards perhaps a power cut."""
-        self.attempts += 1
-        kind = "none" if quiet else self.random.choice(["death", "death", "power", "power", "failed", "none"])
-        if kind in ("death", "power"):
-            self.left, self.power = self.random.randint(1, MOST_CALLS), kind == "power"
-        elif kind == "failed":
-            numbers = [errno.ENOSPC, errno.EIO, errno.EROFS]
-            self.disk.fail_at(self.random.randint(1, MOST_CALLS), self.random.choice(numbers))
-        try:
-            act()
-        except Death:
-            if self.power:
-                self.disk.crash(self.random)
-        except (TrainyardError, OSError) as error:
-            if kind != "failed" or isinstance(error, Corrupt):
-                self.violated(f"{act.__name__} fails without a fault: {type(error).__name__}: {error}")
-        self.left, self.power = 0, False
-        self.disk.heal()
-        if not quiet and self.random.random() < 0.4:
-            self.disk.crash(self.random)
-
 
 def run_campaign(seed: int) -> StoreCampaign:
     """Return one campaign, carried out; it ends at the first violation."""
-    campaign = StoreCampaign(seed)
+    campaign = StoreCampaign(seed, MOST_CALLS)
     acts = (campaign.make_artifact, campaign.make_checkpoint, campaign.write_job, campaign.register_adapter)
     for number in range(STEPS):
         campaign.attempt(campaign.random.choice(acts), quiet=False)
@@ -365,19 +312,5 @@ simulate = Simulator(run_campaign, build_swaps).run
 REPLAY = "python -m trainyard.testing.store_faults.simulate"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--campaigns", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--campaign", type=int, help="replay the one that has this seed")
-    parser.add_argument("--inject", choices=INJECTED_BUGS)
-    options = parser.parse_args()
-    outcome = simulate(options.campaigns, options.seed, inject=options.inject, campaign=options.campaign)
-    print(*violation_lines(outcome.violations, outcome.failed, REPLAY, outcome.inject), sep="\n")
-    print(f"{outcome.nights:,} campaigns in {outcome.seconds:.0f} s")
-    print(outcome.last_line)
-    return outcome.exit_code
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_command(simulate, INJECTED_BUGS, REPLAY))
