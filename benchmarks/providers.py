@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def problem(self) -> str:
-        """Return what is wrong with it; empty for nothing."""
+        """Return the problem with it; empty for none."""
         wrong = {
             "jobs": self.jobs != 1,
             "costs": self.costs != SAYS_COSTS.get(self.name, 1),

@@ -182,7 +182,7 @@ class RepositorySettings(ScriptSettings):
 
     data_worker_uploads: tuple[Literal["adapters", "checkpoints"], ...] = Field(
         (),
-        description="What is uploaded to the data worker without being asked: adapter versions as they are deployed, "
+        description="Automatic uploads to the data worker: adapter versions as they are deployed, "
         "checkpoints of the backend native.",
     )
 

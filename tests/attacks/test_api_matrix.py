@@ -30,7 +30,7 @@ CALLERS = {
 """Token -> scope and tenant."""
 SERVICE_ROUTES = (("GET", "/metrics"), ("GET", "/api/v1/openapi.json"), ("GET", "/api/v1/login"))
 NEVER = {"zz": "1"}
-"""A parameter that no operation has: an admitted request is refused for it, and nothing is carried out."""
+"""A parameter that no operation has: an admitted request is refused for it, and nothing is executed."""
 EVIL = (
     (400, {"host": "evil.example"}), (400, {"host": "127.0.0.1.evil.example"}), (403, {"origin": "https://evil.example"}),
     (403, {"origin": "null"}), (403, {"origin": "http://localhost:1"}), (403, {"sec-fetch-site": "cross-site"}),

@@ -83,7 +83,7 @@ def save(block: Block) -> str:
 
 @pytest.fixture
 def alerting(home: Any, listener: Listener, prefect_client: SyncPrefectClient) -> Iterator[Settings]:
-    """A server with alerts by a webhook and by a notification block, and a deployment with nobody who would run it."""
+    """A server with alerts by a webhook and by a notification block, and a deployment without a worker."""
     notification = CustomWebhookNotificationBlock(
         name="chat", url=listener.url, json_data={"chat": "{{subject}}", "says": "{{body}}"}
     )

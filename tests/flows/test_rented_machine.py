@@ -37,7 +37,7 @@ LIMITS = RentalLimits(max_price=Decimal(2), max_duration_s=900, max_spend=Decima
 
 @pytest.fixture
 def deployed(home: Path) -> Settings:
-    """A server that knows `chain/rented`, with nobody who would run it."""
+    """A server that knows `chain/rented`, without a worker that would run it."""
     server.bootstrap(settings())
     deployment = chain.to_deployment(
         name="rented", work_pool_name=settings().work_pool, job_variables={"working_dir": str(checkout())}

@@ -61,7 +61,7 @@ def fresh(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def deployed(home: Path, fresh: None) -> Settings:
-    """A server that knows `training-job/test`, with nobody who would run it."""
+    """A server that knows `training-job/test`, without a worker that would run it."""
     server.bootstrap(settings())
     deployment = training_job.to_deployment(name="test", work_pool_name=settings().work_pool, tags=["job"])
     deployment.entrypoint = "flows/training_job.py:training_job"

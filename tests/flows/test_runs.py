@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("prefect")
 
 @pytest.fixture
 def deployed(home: Path) -> Settings:
-    """A server that knows `qa-pipeline/test`, with nobody who would run it."""
+    """A server that knows `qa-pipeline/test`, without a worker that would run it."""
     server.bootstrap(settings())
     deployment = qa_pipeline.to_deployment(name="test", work_pool_name=settings().work_pool)
     deployment.entrypoint = "flows/qa_pipeline.py:qa_pipeline"

@@ -26,7 +26,7 @@ Do = Callable[..., Any]
 
 @pytest.fixture
 def deployed(flow_server: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """The home of a server that knows `session/worker`, with nobody who would run it."""
+    """The home of a server that knows `session/worker`, without a worker that would run it."""
     monkeypatch.setenv("TRAINYARD_HOME", str(flow_server.settings.home))
     monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
     monkeypatch.setenv("TRAINYARD_MIN_FREE_MB", "0")

@@ -25,7 +25,7 @@ ROWS = '{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "
 
 @pytest.fixture
 def deployed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """A server that knows `chain/adhoc`, with nobody who would run it."""
+    """A server that knows `chain/adhoc`, without a worker that would run it."""
     (tmp_path / "rows.jsonl").write_text(ROWS * 8)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))

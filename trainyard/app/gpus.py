@@ -228,7 +228,7 @@ class RentalList(Response):
 
 
 def list_offers(request: OffersInput, context: Context) -> OfferList:
-    """Return the offers of every service that answers, by price. Raises what the last one raised where none does."""
+    """Return the offers of every service that answers, by price. Raises the last error where none answers."""
     query, settings = build_query(request), context.settings
     sources = {"prime": lambda: ask_prime(query, settings), "catalog": lambda: ask_catalog(query, settings)}
     offers: list[Offer] = []
@@ -304,7 +304,7 @@ def resolve_limits(request: RentInput, settings: Settings) -> RentalLimits:
     for name, value in (("max_price", price), ("max_spend", spend)):
         if value is None:
             raise InvalidInput(
-                f"A rental needs {name}.", why="What is rented costs money until it is released.",
+                f"A rental needs {name}.", why="A machine costs money until it is released.",
                 do=f"Give --{name.replace('_', '-')}, or set rent_{name} in trainyard.toml.", code="E-PARAMETER",
             )  # fmt: skip
     return RentalLimits(

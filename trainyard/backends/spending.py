@@ -4,7 +4,7 @@
     service     the newest `cost` event of the training, else its tokens or steps × price
 
 A limit that is reached is a request to stop like a pause: the training saves at its next safe point, and the reason is
-in the run's log. What is spent after that is what the training needs to save.
+in the run's log. Only saving is paid for after that.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SpendingLimit:
 def list_limits(
     settings: Settings, run: str, max_spend: Decimal | None, when: datetime, without: str = ""
 ) -> list[SpendingLimit]:
-    """Return every limit of a run with what is spent of it; `without` names the entry of the training that asks."""
+    """Return every limit of a run with the amount spent; `without` names the entry of the training that asks."""
     limits: list[SpendingLimit] = []
     store, tenant, month = SpendingStore(settings.spending), settings.tenant, f"{when:%Y-%m}"
     of_run = [(max_spend, OF_CHAIN, OF_CHAIN),
@@ -196,7 +196,7 @@ class SpendingMeter:
         return next((limit for limit in self.limits if cost >= limit.left()), None)
 
     def cost(self) -> Decimal:
-        """Return the cost of this start so far, or what the service says."""
+        """Return the cost of this start so far, or the service's statement."""
         if self.statement is not None:
             return round_usd(Decimal(str(self.statement["amount_usd"])))
         if self.price is None:
@@ -213,9 +213,9 @@ class SpendingMeter:
         return None if self.joules is None else self.joules / JOULES_PER_KWH
 
     def write(self, *, withdrawn: bool = False) -> None:
-        """Write what is spent so far; nothing where no price is known and the service says none.
+        """Write the amount spent so far; nothing where no price is known and the service says none.
 
-        `withdrawn`: the service's statement, which comes next, is instead of what was metered.
+        `withdrawn`: the service's statement, which comes next, replaces the metered amount.
         """
         if self.job.is_probe or (self.price is None and self.statement is None):
             return

@@ -21,7 +21,9 @@ class SimulateIslandsInput(Request):
     num_islands: int = Field(2, ge=2, le=1024, description="Islands.")
     processes: int | None = Field(None, ge=2, le=1024, description="Processes of all islands; default: one each.")
     inner_steps: int = Field(100, ge=1, le=100_000, description="Steps between two exchanges.")
-    pseudo_gradient_dtype: Literal["fp32", "bf16", "fp16", "int8"] = Field("fp32", description="What is sent.")
+    pseudo_gradient_dtype: Literal["fp32", "bf16", "fp16", "int8"] = Field(
+        "fp32", description="Type of the values that are sent."
+    )
     mbit_per_s: Annotated[tuple[float, ...], Option("--mbit-per-s")] = Field(
         (100.0,), min_length=1, max_length=1024, description="Speed of every link, or of each island's in turn."
     )

@@ -151,7 +151,7 @@ READ, RUN, ADMIN = Scope
 
 ROWS: dict[str, Operation] = {
     "ledger log": Operation(
-        "The entries of the ledger, newest first: what was read, trained, evaluated and deployed.",
+        "The entries of the ledger, newest first: data read, trainings, evaluations, deployments.",
         request=LedgerLogInput, run="app.artifacts.ledger:list_entries", text=ledger_log_text, scope=READ,
         route="GET /api/v1/ledger", tenants=True,
     ),
@@ -161,7 +161,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/ledger/entries/{entry}", tenants=True,
     ),
     "ledger verify": Operation(
-        "Check every entry, tile and signature of the ledger, and name what was changed.",
+        "Check every entry, tile and signature of the ledger, and name changed ones.",
         request=LedgerVerifyInput, run="app.artifacts.ledger:verify", text=ledger_check_text, scope=ADMIN,
         route="GET /api/v1/ledger/verify",
     ),

@@ -487,7 +487,7 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     """Return the trainer's config with every None that has a vetted value filled, as it is stored next to the
     result.
     """
-    if config.backend.facts.provider is not None:  # what is left out is the provider's to choose
+    if config.backend.facts.provider is not None:  # the provider chooses omitted settings
         return config.model_copy(update={"stage": resolve_stage(config)})
     hyper = config.hyperparameters
     updates: dict[str, object] = {}

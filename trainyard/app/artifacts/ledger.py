@@ -1,7 +1,7 @@
 """The ledger of this home: entries, verification, proofs, bundles, and the cosignatures of witnesses.
 
 A witness is another home that signs this one's checkpoint only where the log of its last signature is the beginning of
-it: then nobody can show two logs, not even who has the key.
+it: then two logs cannot be shown, not even with the key.
 """
 
 from __future__ import annotations

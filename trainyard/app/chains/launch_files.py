@@ -23,7 +23,7 @@ END = "END_OF_CHAIN"
 
 
 def write_chain(spec: ChainSpec) -> str:
-    """Return the chain as YAML, with what was written alone."""
+    """Return the chain as YAML, without defaults."""
     body = spec.model_dump(mode="json", exclude_unset=True)
     return yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
 

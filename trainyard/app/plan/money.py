@@ -57,7 +57,7 @@ def estimate_costs(
 def list_spending_refusals(
     chain: ResolvedChain, settings: Settings, sampled: Mapping[str, SampledNode], run: str = ""
 ) -> list[Reason]:
-    """Return why limits of money refuse a chain: no price for a limit of its own, or an estimate above what is left."""
+    """Return why limits of money refuse a chain: no price for a limit of its own, or an estimate above it."""
     trainers = list_trainers(chain)
     limits = list_limits(settings, run, chain.max_spend, datetime.now(UTC)) if trainers else []
     if chain.max_spend is not None and (reason := check_priced(chain, settings)) is not None:

@@ -25,7 +25,7 @@ DISTRIBUTIONS = {"fireworks": "fireworks-ai", "google.auth": "google-auth"}
 
 @dataclass(frozen=True)
 class CloudProgram(ExternalProgram):
-    """A training that a provider carries out."""
+    """Training that runs at a provider."""
 
     @property
     def target(self) -> str:

@@ -36,7 +36,7 @@ STATES = {
     **dict.fromkeys(("FAILED", "EXPIRED"), ProviderState.FAILED),
     **dict.fromkeys(("CANCELLED", "DELETING", "DELETING_CLEANING_UP"), ProviderState.CANCELED),
 }
-"""States without their prefix; JOB_STATE_UNSPECIFIED is one that nobody knows."""
+"""States without their prefix; JOB_STATE_UNSPECIFIED is an unknown state."""
 SUPERVISED, PAIRS = "sft", "dpo"
 
 

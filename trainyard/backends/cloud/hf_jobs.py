@@ -83,7 +83,7 @@ class HfJobs:
     """Jobs of an account of the Hub."""
 
     def __init__(self, address: ProviderAddress) -> None:
-        import httpx2  # what the client is built on
+        import httpx2  # the client's HTTP library
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
 

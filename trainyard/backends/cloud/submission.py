@@ -105,7 +105,7 @@ class Submission:
         if "job" in self.journal:
             return self.read(str(self.journal["job"]))
         for _ in range(MOST_CREATES):
-            # A request was sent whose reply nobody has noted: a list may not show its job yet.
+            # A request was sent whose reply was not noted: a list may not show its job yet.
             if (job := self.reconcile() if self.journal.get("creating") else self.find()) is not None:
                 return self.adopt(job)
             self.require_not_stopped()
@@ -221,7 +221,7 @@ class Submission:
                 return [event for page_events in reversed(pages) for event in page_events]
 
     def charge(self, job: RemoteJob) -> None:
-        """Emit once what the provider says of a job that is over: `cost` of all attempts, or `usage` in tokens."""
+        """Emit once the provider's statement on a job that is over: `cost` of all attempts, or `usage` in tokens."""
         if job.id in self.charged:
             return
         self.charged.add(job.id)

@@ -49,7 +49,7 @@ class Together:
     """Jobs of Together AI."""
 
     def __init__(self, address: ProviderAddress) -> None:
-        import httpx  # what the client sends files by, whose errors it passes on
+        import httpx  # the client's HTTP library, whose errors it passes on
         import together  # the client of an extra
 
         self.errors = (together.TogetherError, httpx.HTTPError)

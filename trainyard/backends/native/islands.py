@@ -65,7 +65,7 @@ def train(folder: Path, events: Events) -> None:
 
 
 def open_gate(root: Path, islands: list[Island]) -> None:
-    """Let the islands begin when all of them have loaded: the first would exchange its weights with nobody."""
+    """Let the islands begin when all of them have loaded: the first would find no other to exchange weights with."""
     while any(island.is_alive() for island in islands):
         if all((island.folder / READY_FILE).exists() for island in islands):
             (root / START_FILE).touch()
@@ -106,7 +106,7 @@ class Island(Thread):
         return DesiredState.PAUSE if self.events.stop_requested() else DesiredState.RUN
 
     def hand_on(self, event: Event) -> None:
-        """Report what the first island reports."""
+        """Report the events of the first island."""
         if self.folder.name == "0" and event["event"] not in OWN_EVENTS:
             fields: dict[str, Any] = {name: value for name, value in event.items() if name not in ("event", "time")}
             self.events.emit(str(event["event"]), **fields)

@@ -294,7 +294,7 @@ def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str
 
 
 class ExchangeReporter:
-    """Adds what the processes exchanged to each step's metrics: of islands, steps and bytes."""
+    """Adds the exchanges of the processes to each step's metrics: of islands, steps and bytes."""
 
     def __init__(self, run: NativeRun) -> None:
         self.run, self.parallelism = run, run.session.parallelism

@@ -29,7 +29,7 @@ from trainyard.train.contracts import Generated, Sampling, StopReason
 WORKER_MODULE = "trainyard_worker.step_service"
 ADDRESS, KEY = "TRAINYARD_STEP_ADDRESS", "TRAINYARD_STEP_KEY"
 END_S = 90.0
-"""Seconds that the child has to let go of what is paid for, after its input is closed."""
+"""Seconds that the child has to release paid resources, after its input is closed."""
 QUIET = {"TINKER_TELEMETRY": "0", "TOGETHER_NO_ANALYTICS": "1"}
 Answer = Any
 """A JSON value, whose form the verb decides."""
@@ -87,7 +87,7 @@ class ChildService:
             )  # fmt: skip
         if kind == "corrupt":
             return Corrupt(
-                f"The {self.name.value} service answers without what was requested.", why=why,
+                f"The {self.name.value} service answers without the requested values.", why=why,
                 do="Look at the session in the service's console.", code="E-SERVER-RESPONSE",
             )  # fmt: skip
         return Unavailable(

@@ -1,6 +1,6 @@
 """A rented machine becomes a worker: over one SSH connection, which also carries its way to Prefect's server.
 
-    1. the deadline: a command on the machine that shuts it down, started first, so that it needs nobody here
+    1. the deadline: a command on the machine that shuts it down, started first, so that it works without this one
     2. setup: what installs Trainyard there
     3. the worker: `prefect worker start`, whose API is a port of that machine that leads back here
 

@@ -75,7 +75,7 @@ class PrimeService:
         self.client.close()
 
     def list_offers(self, query: OfferQuery) -> list[Offer]:
-        """Return what is in stock. A page that fails is an error: a partial list may lack the cheapest offer."""
+        """Return the offers in stock. A page that fails is an error: a partial list may lack the cheapest offer."""
         offers: list[Offer] = []
         page, seen = 1, 0
         while True:

@@ -54,7 +54,7 @@ class Offer(OfferSize):
     date: date
     """When the price was read, or the catalog's date."""
     order: dict[str, str | int | None] = Field(default_factory=dict)
-    """What the service wants to have back in an order."""
+    """Fields that an order has to repeat."""
 
     def cost(self, hours: float) -> Decimal:
         return self.usd_per_hour * Decimal(str(hours))

@@ -53,7 +53,7 @@ class DilocoSettings(Variant):
     outer_lr: float = Field(0.7, gt=0, le=10, description="Learning rate of the outer SGD; 1 takes the mean itself.")
     outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer SGD.")
     pseudo_gradient_dtype: Literal["fp32", "bf16", "fp16", "int8"] = Field(
-        "fp32", description="What is sent of a change; of int8 the rounding errors are added to the next one."
+        "fp32", description="Type in which changes are sent; the rounding errors of int8 are added to the next one."
     )
 
 
@@ -88,4 +88,4 @@ if TYPE_CHECKING:
 else:
     AnyDiloco = build_union(DILOCO_SETTINGS, DilocoEngine.NATIVE)
 PSEUDO_GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0 + 4 / 4096}
-"""What is sent -> bytes per parameter; int8 has a scale for each 4,096."""
+"""Type of the values that are sent -> bytes per parameter; int8 has a scale for each 4,096."""

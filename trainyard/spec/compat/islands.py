@@ -44,7 +44,7 @@ def is_torchft(config: TrainerConfig) -> bool:
 
 
 def unfit_hosts(config: TrainerConfig, _: NodeView) -> Match:
-    """Return what is wrong with the hosts of a launch."""
+    """Return the problem with the hosts of a launch."""
     launch, count = config.launch, config.launch.node_count
     placed = launch.node_rank is not None and launch.rendezvous is not None
     placed_at_all = launch.node_rank is not None or launch.rendezvous is not None

@@ -27,7 +27,7 @@ MOST_PROBLEMS = 50
 
 @dataclass(frozen=True)
 class LedgerProblem:
-    """Something in a ledger that does not fit: where it is, and what is wrong."""
+    """Fault in a ledger: its file, its entry and its description."""
 
     file: str
     problem: str
@@ -221,7 +221,7 @@ def list_keys(rows: list[JsonObject | None]) -> list[PublicKey]:
 
 
 def check_upper_tiles(ledger: Ledger, head: Head, leaves: list[bytes], result: LedgerVerification) -> None:
-    """Compare the tiles above the leaves with what the leaves give."""
+    """Compare the tiles above the leaves with the hashes of the leaves."""
     hashes, level = leaves, 0
     while len(hashes) >= WIDTH and all(hashes):
         level += 1

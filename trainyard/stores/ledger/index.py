@@ -61,7 +61,7 @@ class LedgerIndex:
             self._connection = None
 
     def sync(self, size: int, leaf_at: Callable[[int], bytes], rows: Callable[[int], Iterator[IndexRow]]) -> None:
-        """Add what the log of `size` entries has more; start again where the index does not fit the log."""
+        """Add the new entries of a log of `size`; start again where the index does not fit the log."""
         try:
             last, leaf = self.last()
             if last >= size or (last >= 0 and leaf != leaf_at(last)):

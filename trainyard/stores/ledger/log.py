@@ -6,7 +6,7 @@
 What the checkpoint does not cover does not exist: an append writes its tiles first, each whole and flushed, and then
 replaces the checkpoint. A process or a machine that ends before that leaves tiles that the next append writes over.
 Writers of several processes take turns by a lock; the threads of one process that wait share the next commit.
-An entry has a run key: what is recorded already is not recorded again.
+An entry has a run key: a recorded step is not recorded again.
 """
 
 from __future__ import annotations

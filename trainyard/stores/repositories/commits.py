@@ -57,7 +57,7 @@ class Commit:
 
     @staticmethod
     def from_json(commit_id: str, data: bytes) -> Commit:
-        """Raises `Corrupt` (`E-CORRUPT`) where the text is not what the id says."""
+        """Raises `Corrupt` (`E-CORRUPT`) where the text does not have the digest of its id."""
         if hashlib.sha256(data).hexdigest()[:40] != commit_id:
             raise Corrupt(
                 f"The commit {commit_id} is damaged.", why="Its content does not have this digest.",

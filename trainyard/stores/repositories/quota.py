@@ -141,7 +141,7 @@ class Quotas:
             self.change(tenant, edit)
 
     def recount(self, tenant: str) -> int:
-        """Count what is stored, and return it: after a crash, or contents were removed."""
+        """Count the stored contents, and return the sum: after a crash, or contents were removed."""
 
         def edit(usage: Usage) -> None:
             sizes = {file.name.rsplit("/", 1)[1]: file.size for file in self.storage.list(blobs_folder(tenant))}

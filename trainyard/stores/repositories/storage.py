@@ -177,7 +177,7 @@ class Staging:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove uploads that nobody has continued for `keep_s`."""
+        """Remove uploads that were not continued for `keep_s`."""
         for path in self.root.iterdir():
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > self.keep_s:

@@ -41,7 +41,7 @@ class ReadingRoutes:
         self.repositories, self.own_tenant = repositories, own_tenant
 
     def find_commit(self, name: RepositoryName, revision: str) -> Commit:
-        """Return a commit. Raises `HubRefusal` with the Hub's code for what is missing."""
+        """Return a commit. Raises `HubRefusal` with the Hub's code for missing content."""
         if self.repositories.find(name) is None:
             raise HubRefusal(REPO_MISSING, f"There is no repository {name} of {name.kind}.")
         try:

@@ -53,7 +53,7 @@ class HubRoute(NamedTuple):
 
 
 class CallFields(BaseModel):
-    """What the audit log has of a request."""
+    """Entry of a request in the audit log."""
 
     name: str
     """The repository, with the revision where the path has one."""

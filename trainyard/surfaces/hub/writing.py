@@ -252,7 +252,7 @@ class WritingRoutes:
         if branch not in (self.repositories.require(name)).branches:
             raise HubRefusal(REVISION_MISSING, f"{name} has no branch {branch[:200]!r}.", do="Create it first.")
         edits = Edits(draft.files | self.find_large(name, draft), draft.deleted_files, draft.deleted_folders)
-        edits.apply(self.head(name, branch).files)  # what is refused stores nothing
+        edits.apply(self.head(name, branch).files)  # a refused commit stores nothing
         with self.repositories.reserving(name.tenant, draft.small) as store:
             for sha256 in draft.small:
                 store(sha256, draft.folder / sha256)

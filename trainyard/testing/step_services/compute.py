@@ -23,7 +23,7 @@ ALPHA = 32
 
 @dataclass
 class ComputedAdapter:
-    """One adapter, with the paths of what was saved of it."""
+    """Adapter with the paths of its saved states."""
 
     service: StepService
     steps: int = 0

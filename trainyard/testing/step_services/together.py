@@ -76,7 +76,7 @@ class SessionDouble:
     record: dict[str, Json]
     adapter: ComputedAdapter
     keys: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """`Idempotency-Key` -> what was sent with it, and the id of its operation."""
+    """`Idempotency-Key` -> the body sent with it, and the id of its operation."""
     operations: dict[str, Json] = field(default_factory=dict)
     published: int = -1
     """Steps of the weights that are sampled from."""

@@ -31,9 +31,9 @@ UNAUTHORIZED, REFUSED, GONE, CONFLICT, LIMITED, BROKEN = 401, 400, 404, 409, 429
 class WireFault(Enum):
     """What happens to a request."""
 
-    LOST = "carried out, and the connection breaks before the reply"
-    LIMITED = "429, nothing is carried out"
-    BROKEN = "500, nothing is carried out"
+    LOST = "executed, and the connection breaks before the reply"
+    LIMITED = "429, nothing is executed"
+    BROKEN = "500, nothing is executed"
 
 
 class WireRefusal(Exception):
@@ -70,7 +70,7 @@ class WireDouble:
     """A step service behind a socket. `routes` is the table of a subclass."""
 
     keys: ClassVar[Mapping[str, str]] = {"authorization": "Bearer "}
-    """Header with the key -> what is before it; one of them is enough."""
+    """Header with the key -> its prefix; one of them is enough."""
 
     def __init__(self, key: str) -> None:
         self.key, self.url = key, ""

@@ -7,7 +7,7 @@ states of the inner AdamW stay as they are, and the learning rate's schedule con
 What a process sends in one exchange, counted in `Outer.bytes_sent`: P numbers of b bytes in n islands of m processes
 take 2 (n - 1) / n * P / m * b, of which half goes to the process that adds a part up, and half comes back. Each part is
 added up in fp32, in the order of the islands, by one process: all islands get the same bits. With bf16, fp16 and int8
-only what is sent is rounded. Outer weights and momentum take 8 P / m bytes of a process.
+only sent values are rounded. Outer weights and momentum take 8 P / m bytes of a process.
 
 Inside an island any strategy of this package shares the work; `full_shard` and ZeRO-3 cut the weights over all
 processes, where no island has a complete copy to change alone.
@@ -126,7 +126,7 @@ class Diloco(Ddp):
 
     @property
     def apart(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The parts that only this process has: in another island also what is the same inside it."""
+        """The parts that only this process has; in another island also those that its processes share."""
         first = self.islands.island == 0
         own = {*self.inner.apart, *((OUTER,) if first else ()), *((RESIDUAL,) if self.outer.residuals else ())}
         if not first and self.team.leading:
@@ -216,7 +216,7 @@ class Outer:
     def exchange(self) -> None:
         """Take an outer step with the mean change of all islands, and put its weights in place in all of them.
 
-        Raises `TrainyardError` (`E-NON-FINITE`) where a change or its mean is beyond the range of what is sent.
+        Raises `TrainyardError` (`E-NON-FINITE`) where a change or its mean is too large for the type that is sent.
         """
         change_N = self.weights_N.detach() - self.read_part()
         mean_N = self.average(change_N)

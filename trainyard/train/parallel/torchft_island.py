@@ -114,7 +114,7 @@ class TorchftIsland(SingleProcess):
             value.grad = grad
 
     def finish(self) -> None:
-        """Exchange what was trained since the last exchange."""
+        """Exchange the changes since the last exchange."""
         if self.diloco._local_step:
             self.diloco._local_step = self.settings.inner_steps - 1
             self.after_step(0)

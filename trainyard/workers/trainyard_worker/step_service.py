@@ -27,7 +27,7 @@ import orjson
 from .files import write_whole
 
 MEMORY_FILE = "step_service.json"
-"""In the folder of a job: what was created at the service, so that a later process finds it."""
+"""In the folder of a job: the resources created at the service, so that a later process finds them."""
 SERVICES = {"fireworks_steps": "step_fireworks", "together_steps": "step_together"}
 """Backend -> module of this package, whose `SERVICE` is the class."""
 VERBS = (
@@ -59,7 +59,7 @@ class Memory:
         self.values: Fields = orjson.loads(self.path.read_bytes()) if self.path.is_file() else {}
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Replace what is known of a kind; nothing for one that is gone."""
+        """Replace the stored facts of a kind; none for one that is gone."""
         self.values.pop(kind, None)
         if fields:
             self.values[kind] = fields

@@ -36,7 +36,7 @@ LOSS = {"type": "LOSS_TYPE_CROSS_ENTROPY"}
 GONE = ("_STOPPED", "_STOPPING", "_ERROR", "_EXPIRED")
 """Ends of statuses that nothing comes back from."""
 INACTIVE_S = 1800
-"""Seconds without an operation after which the service itself stops what was left behind."""
+"""Seconds without an operation after which the service itself stops an abandoned resource."""
 INTERVAL_S, READY_S = 10.0, 3600.0
 SLOW_S = 7200.0
 ADAPTER = "CHECKPOINT_VARIANT_ADAPTER"

@@ -1,4 +1,4 @@
-"""`diloco simulate`: the formulas at numbers worked out by hand, and what is refused."""
+"""`diloco simulate`: the formulas at numbers worked out by hand, and refusals."""
 
 from __future__ import annotations
 
