@@ -145,7 +145,8 @@ class Ledger:
             yield seq, head.entry(seq), head.tiles.hash_at(0, seq)
 
     def synced(self) -> Head:
-        """Return the newest checkpoint, after the index was brought up to it."""
+        """Return the newest checkpoint, after the index was brought up to it. Raises `NotFound`, `Corrupt`."""
+        self.head()  # a home without a ledger gets no folder and no lock by a question
         with translate_os_errors("The ledger's index was not written"), self.files.locked(self.folder / ".lock"):
             head = self.head()
             self.index.sync(head.size, lambda seq: head.tiles.hash_at(0, seq), lambda since: self.rows(head, since))
@@ -269,6 +270,7 @@ class Ledger:
 
     def rotate(self, because: str) -> Receipt:
         """Replace the key, which may be lost: an entry names the old and the new one, which signs from there on."""
+        self.head()
         with translate_os_errors("The ledger was not written"), self.files.locked(self.folder / ".lock"):
             head = self.head()
             self.require_whole(head)

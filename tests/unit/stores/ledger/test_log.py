@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainyard.app.artifacts.ledger import export, prove, verify, witness
+from trainyard.app.artifacts.ledger import export, list_entries, prove, rotate, show_entry, verify, witness
 from trainyard.app.context import Context
-from trainyard.errors import Conflict, Corrupt
+from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.operations import ledger as requests
 from trainyard.settings import Settings
 from trainyard.stores.ledger.checking import verify_ledger
@@ -167,3 +168,19 @@ def test_faults_lose_no_acknowledged_entry() -> None:
 
 def test_an_injected_bug_is_found() -> None:
     assert simulate(6, inject="checkpoint-first", processes=1, until_found=True).violations
+
+
+@pytest.mark.parametrize(
+    ("ask", "question"),
+    [
+        (list_entries, requests.LedgerLogInput()),
+        (show_entry, requests.LedgerShowInput(entry="1")),
+        (verify, requests.LedgerVerifyInput()),
+        (prove, requests.LedgerProveInput(entry="1")),
+        (rotate, requests.LedgerRotateInput(because="a lost key")),
+    ],
+)
+def test_a_home_without_a_ledger_is_answered_and_left_alone(tmp_path: Path, ask: Any, question: Any) -> None:
+    with pytest.raises(NotFound, match="This home has no ledger yet"):
+        ask(question, Context(Settings(home=tmp_path)))
+    assert list(tmp_path.iterdir()) == []
