@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from trainyard.errors import InvalidInput
@@ -44,6 +44,8 @@ def not_prefects(name: str) -> str:
 
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(not_prefects)]
 """The name of an environment variable."""
+QUEUE = r"^[a-z0-9][a-z0-9-]{0,62}$"
+"""Names of work queues."""
 FunctionReference = Annotated[str, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]
 """A function of the operator's."""
 
@@ -204,14 +206,63 @@ class PlanSettings(RepositorySettings):
     )  # fmt: skip
 
 
-class MachineSettings(PlanSettings):
+def refuse_password(address: str) -> str:
+    """Return an address of a database that contains no password: settings are shown, and the file may be shared."""
+    if not address.startswith("env:") and urlsplit(address).password is not None:
+        raise ValueError("contains a password: leave it out (PGPASSWORD, ~/.pgpass), or give env:VARIABLE")
+    return address
+
+
+JobVariables = dict[str, JsonValue]
+"""Variables of a job of a work pool, such as `memory_limit`."""
+
+
+class PoolSettings(PlanSettings):
+    """Settings of the Prefect server's database, and of the work pool in which runs are carried out."""
+
+    prefect_database: Annotated[str, AfterValidator(refuse_password)] = Field(
+        "",
+        pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|postgres(ql)?(\+asyncpg)?://\S+)?$",
+        description="Database of the Prefect server: postgresql://USER@HOST/NAME, whose password is in PGPASSWORD or "
+        "~/.pgpass; or env:VARIABLE with the whole address; empty: SQLite in the home.",
+    )
+    work_pool: str = Field("trainyard", description="Name of the work pool.")
+    work_pool_type: Literal["process", "kubernetes", "vertex-ai"] = Field(
+        "process", description="Where runs are processes of a worker, jobs of a Kubernetes cluster, or Vertex AI jobs."
+    )
+    work_queues: tuple[Annotated[str, Field(pattern=QUEUE)], ...] = Field(
+        (), description="Work queues from which this machine's worker takes runs; empty: every queue of the pool."
+    )
+    image: str = Field(
+        "", description="Image of Trainyard for the pools kubernetes and vertex-ai (deployments/image/Containerfile)."
+    )
+    image_folder: Path = Field(Path("/opt/trainyard"), description="Folder of Trainyard in the image.")
+    pool_api_url: str = Field(
+        "",
+        pattern=r"^(https?://\S+/api)?$",
+        description="Address of the Prefect server for runs in containers; empty: that of `up --expose` or of an "
+        "attached server.",
+    )
+    pool_variables: JobVariables = Field(
+        default_factory=dict, description="Job variables of all runs of the pools kubernetes and vertex-ai."
+    )
+    host_classes: dict[Annotated[str, Field(pattern=QUEUE)], JobVariables] = Field(
+        default_factory=dict, description="Work queue -> job variables of its runs, which `run --queue` chooses."
+    )
+    device_limits: bool = Field(
+        True,
+        description="Whether the Prefect server counts who uses this machine's devices; false in a container, which "
+        "has devices of its own.",
+    )
+
+
+class MachineSettings(PoolSettings):
     """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
     embedded_port: int = Field(
         0, ge=0, le=65535, description="Port of the embedded model server; 0: the last one if it is free."
     )
     prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
-    work_pool: str = "trainyard"
     threads: int = Field(0, ge=0, description="Threads of a CPU training child; 0 means one per physical core.")
     serve_memory_mb: int = Field(
         0, ge=0, description="MiB that the base models of one model server may take together; 0: what is free."

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -216,3 +217,11 @@ def list_host_names(exposure: Exposure, certificate: Certificate | None) -> tupl
     addresses = resolve_addresses(exposure.host) if exposure.beyond_loopback else ()
     host_names = () if is_loopback(exposure.host) or exposure.host in EVERY_ADDRESS else (format_host(exposure.host),)
     return (*map(format_host, addresses), *host_names, *(certificate.names if certificate else ()), *exposure.names)
+
+
+def list_exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
+    """Return the addresses beyond loopback of servers with these addresses on it."""
+    exposure = read_exposure(settings)
+    scheme = "https" if exposure is not None and exposure.tls_cert else "http"
+    hosts = resolve_addresses(exposure.host) if exposure is not None and exposure.beyond_loopback else ()
+    return tuple(f"{scheme}://{format_host(host)}:{urlsplit(url).port}" for url in urls for host in hosts)

@@ -27,10 +27,17 @@ import yaml
 
 from trainyard import inherited
 from trainyard.app.access.access import PREFIX, refuse_other_access, server_variables
-from trainyard.app.exposure import Exposure, keep_exposure, read_exposure
+from trainyard.app.access.database import (
+    database_variables,
+    keep_database,
+    password_variables,
+    refuse_other_database,
+)
+from trainyard.app.exposure import Exposure, keep_exposure, list_exposed_urls, read_exposure
 from trainyard.cancellation import CALLER_HOOKS
 from trainyard.compute import services
 from trainyard.compute.leftovers import temporary_folder
+from trainyard.compute.pools import adapt_project, find_run_url, is_container_pool, worker_variables
 from trainyard.compute.services import Service
 from trainyard.errors import Conflict, InvalidInput, TrainyardError, Unavailable
 from trainyard.locations import PACKAGE, checkout
@@ -52,6 +59,8 @@ CONSOLE_FORMATTER = "PREFECT_LOGGING_HANDLERS_CONSOLE_FORMATTER"
 STOP_GRACE_S = 30.0
 """A worker that ends first ends its flow runs, and those save a checkpoint."""
 FOLDER_VARIABLE = "TRAINYARD_WORKING_FOLDER"
+POOL_SETTINGS = {"work_pool", "work_pool_type", "work_queues", "image", "image_folder", "pool_api_url",
+                 "pool_variables", "host_classes"}  # fmt: skip
 STARTS = 3
 """Tries of another port, if another home's server takes the free one first."""
 
@@ -306,15 +315,18 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
     """Return the server of this home: the running one, or a new one on the first free port. Waits until it answers."""
     existing = running(settings, "server")
     if existing:
+        refuse_other_database(settings)
         wait_until_healthy(existing)
         return existing
     settings.prefect_home.mkdir(parents=True, exist_ok=True)
+    database = database_variables(settings)
     for _ in range(STARTS):
         port = read_previous_port(settings) or services.free_port(settings.prefect_port)
         url = f"http://127.0.0.1:{port}/api"
         say(f"starting the Prefect server on port {port} (the first start prepares its database)")
         argv = [sys.executable, "-P", "-m", GC_MODULE, GUARD_MODULE, "--port", str(port), *([] if auth else [NO_AUTH])]
-        environment = {**service_environment(settings, url), **server_variables(settings, url, auth=auth)}
+        environment = {**service_environment(settings, url), **server_variables(settings, url, auth=auth), **database}
+        keep_database(settings, environment)
         if (exposed := read_exposure(settings)) is not None:
             argv += exposed.arguments()
             environment.setdefault("PREFECT_SERVER_UI_API_URL", "/api")  # the page asks the address it came from
@@ -463,19 +475,14 @@ def find_running_service(settings: Settings, name: str, url: str) -> Service | N
 
 def start_worker(settings: Settings, url: str, say: Say) -> Service:
     """Start a worker in its own session, so that a closing terminal does not end runs; it lets them save at its end."""
-    say(f"starting a worker for the pool {settings.work_pool!r}")
+    queues = f", queues {', '.join(settings.work_queues)}" if settings.work_queues else ""
+    say(f"starting a worker for the pool {settings.work_pool!r}{queues}")
     argv = [sys.executable, "-P", "-m", "trainyard.prefect_api.draining_worker"]
     argv += [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", settings.work_pool]
-    argv += [
-        "--type",
-        "process",
-        "--name",
-        worker_name(settings),
-        "--install-policy",
-        "never",
-        "--no-create-pool-if-not-found",
-    ]
-    environment = {**service_environment(settings, url, "worker"), "TMPDIR": str(temporary_folder(settings.home))}
+    argv += ["--type", settings.work_pool_type, "--name", worker_name(settings), "--install-policy", "never"]
+    argv += ["--no-create-pool-if-not-found", *(word for name in settings.work_queues for word in ("-q", name))]
+    environment = {**service_environment(settings, url, "worker"), **worker_variables(settings)}
+    environment["TMPDIR"] = str(temporary_folder(settings.home))
     # A run that Prefect starts reads relative paths where one of the dashboard does.
     environment["TRAINYARD_WORKING_FOLDER"] = str(settings.working_folder)
     service = spawn(settings, "worker", argv, environment, url)
@@ -492,6 +499,7 @@ def start_watchdog(settings: Settings, url: str) -> Service:
     argv = [sys.executable, "-P", "-m", "trainyard.prefect_api.watchdog"]
     # It starts the server and the worker again when they die, and passes on what the operator set for them.
     operators = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    operators |= password_variables(settings) | worker_variables(settings)
     return spawn(settings, "watchdog", argv, {**service_environment(settings, url, "watchdog"), **operators}, url)
 
 
@@ -509,7 +517,7 @@ def deploy_all(settings: Settings, url: str) -> None:
         "--no-prompt",
         "deploy",
         "--all",
-        *write_other_pool(settings),
+        *write_other_pool(settings, url),
     ]
     done = subprocess.run(
         argv,
@@ -531,16 +539,19 @@ def deploy_all(settings: Settings, url: str) -> None:
         )
 
 
-def write_other_pool(settings: Settings) -> list[str]:
-    """With a pool of another name: a copy of prefect.yaml that names it (the options of `deploy --all` cannot)."""
+def write_other_pool(settings: Settings, url: str) -> list[str]:
+    """For a pool of another name or of containers: a copy of prefect.yaml for it, which options cannot make.
+
+    Raises `InvalidInput` (`E-SETTINGS`) where containers could not reach the server.
+    """
     project = yaml.safe_load((checkout() / "prefect.yaml").read_text(encoding="utf-8"))
-    pools = [deployment["work_pool"] for deployment in project["deployments"]]
-    if all(pool["name"] == settings.work_pool for pool in pools):
+    names = {deployment["work_pool"]["name"] for deployment in project["deployments"]}
+    if names == {settings.work_pool} and not is_container_pool(settings):
         return []
-    for pool in pools:
-        pool["name"] = settings.work_pool
+    exposed = list_exposed_urls(settings, url.removesuffix("/api")) if is_own(settings, url) else ()
+    run_url = find_run_url(settings, url, exposed) if is_container_pool(settings) else ""
     path = settings.services / "prefect.yaml"
-    path.write_text(yaml.safe_dump(project), encoding="utf-8")
+    path.write_text(yaml.safe_dump(adapt_project(project, settings, run_url)), encoding="utf-8")
     return ["--prefect-file", str(path)]
 
 
@@ -548,10 +559,11 @@ def bootstrap_digest(settings: Settings, url: str) -> str:
     """Changes when the pool, the deployments or the forms of the flows would: then they are written again."""
     root = checkout()
     runs = PACKAGE / "prefect_api"
-    files = [root / "prefect.yaml", runs / "server.py", runs / "alerts.py"]
+    files = [root / "prefect.yaml", *(runs / name for name in ("server.py", "alerts.py", "pools.py"))]
     for folder in (root / "deployments", root / "flows", PACKAGE / "spec"):
         files += sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".yaml"))
-    parts = (root, url, settings.work_pool, version("prefect"), settings.prefect_home, settings.alerts)
+    pool = settings.model_dump_json(include=POOL_SETTINGS)
+    parts = (root, url, version("prefect"), settings.prefect_home, settings.alerts, pool)
     hasher = hashlib.sha256("|".join(map(str, parts)).encode())
     for path in files:
         hasher.update(path.read_bytes())

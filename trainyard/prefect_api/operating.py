@@ -132,7 +132,8 @@ def continue_unless_running(run_id: str, settings: Settings) -> str:
     kind = run.state.type if run.state else None
     if kind is StateType.COMPLETED:
         return "completed"
-    if kind is StateType.RUNNING and run.infrastructure_pid and find_process(run) is None:
+    has_pid = run.infrastructure_pid and not is_in_container(run)
+    if kind is StateType.RUNNING and has_pid and find_process(run) is None:
         write_end_state(run, settings)  # its process was killed, and nobody has noticed yet
         kind = StateType.CRASHED
     if kind in (*ENDED, StateType.PAUSED):
@@ -218,8 +219,9 @@ def crash_dead_runs(settings: Settings, worker_name: str) -> list[str]:
 
 
 def list_dead_runs(settings: Settings, worker_name: str, states: list[StateType]) -> list[FlowRun]:
-    """Runs of this host that are in one of the states and have no process."""
-    return [run for run in list_runs(settings, worker_name, states) if not find_process(run)]
+    """Runs of this host that are in one of the states and have no process; one in a container has none here."""
+    runs = list_runs(settings, worker_name, states)
+    return [run for run in runs if not is_in_container(run) and not find_process(run)]
 
 
 def list_never_started(settings: Settings, worker_name: str) -> list[FlowRun]:
@@ -230,7 +232,8 @@ def list_never_started(settings: Settings, worker_name: str) -> list[FlowRun]:
     """
     limit = datetime.now(UTC) - STARTING
     runs = [run for run in runs_of_pool(settings, [StateType.PENDING]) if run.state and run.state.timestamp < limit]
-    return [run for run in runs if run.labels.get(WORKER_LABEL, worker_name) == worker_name and not find_process(run)]
+    stuck = [run for run in runs if not is_in_container(run) and not find_process(run)]
+    return [run for run in stuck if run.labels.get(WORKER_LABEL, worker_name) == worker_name]
 
 
 def schedule_again(run: FlowRun) -> None:
@@ -277,6 +280,11 @@ def write_end_state(run: FlowRun, settings: Settings) -> None:
         )
     with client() as prefect:
         prefect.set_flow_run_state(run.id, state, force=True)
+
+
+def is_in_container(run: FlowRun) -> bool:
+    """Return whether a run is a job of Kubernetes or Vertex AI: instead of a pid it has the job's name."""
+    return bool(run.infrastructure_pid) and not str(run.infrastructure_pid).isdecimal()
 
 
 def find_process(run: FlowRun) -> psutil.Process | None:

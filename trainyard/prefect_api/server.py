@@ -16,7 +16,7 @@ from datetime import timedelta
 import httpx
 from prefect.automations import Automation
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, DoNothing
 from prefect.events.schemas.automations import EventTrigger, Posture
@@ -25,6 +25,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from trainyard.cancellation import BOUND, CALLER_HOOKS
 from trainyard.compute.gpus import device_numbers
 from trainyard.errors import LimitExceeded, Unavailable
+from trainyard.prefect_api.pools import ensure_pool
 from trainyard.prefect_api.states import BUDGET_EXCEEDED, NO_TRAINER, PREEMPTED, SKIPPED, SPENDING_LIMIT
 from trainyard.proxies import exempt_loopback
 from trainyard.settings import Settings, load_settings
@@ -59,10 +60,7 @@ ENDS = (
 def bootstrap(settings: Settings) -> None:
     """Create the missing ones of work pool, limits of devices and automation. A second call changes nothing."""
     with client() as prefect:
-        try:
-            prefect.read_work_pool(settings.work_pool)
-        except ObjectNotFound:
-            prefect.create_work_pool(WorkPoolCreate(name=settings.work_pool, type="process"))
+        ensure_pool(prefect, settings)
         for device in device_numbers():
             ensure_limit(prefect, limit_name(device))
     ensure_automations([zombie_automation(), *night_automations(), gpu_automation()])

@@ -61,8 +61,12 @@ def device_limit(settings: Settings, device: int, give_up: GiveUp) -> Iterator[N
     """A slot of the server's limit of a device, with a lease: step 3 of `compute/lease.py`.
 
     Waits for another run without a limit, and for a server for minutes. A server that is away for a minute does not end
-    a training of hours: a lease that cannot be renewed or given back is only logged, and expires.
+    a training of hours: a lease that cannot be renewed or given back is only logged, and expires. In a container, whose
+    devices nobody else has, there is no limit (`device_limits`).
     """
+    if not settings.device_limits:
+        yield
+        return
     name, patience = limit_name(device), time.monotonic() + SERVER_PATIENCE_S
     with ExitStack() as leases:
         while True:

@@ -31,6 +31,7 @@ from trainyard.prefect_api.operating import (
     schedule_again,
     write_end_state,
 )
+from trainyard.prefect_api.pods import PodWatch
 from trainyard.prefect_api.reviving import Reviver, log_line
 from trainyard.prefect_api.server import NO_HEARTBEAT, client
 from trainyard.settings import Settings, load_settings
@@ -48,6 +49,7 @@ class Watchdog:
         self.settings = settings
         self.sweeper, self.reviver = Sweeper(settings.home), Reviver(settings)
         self.nights, self.disk, self.gpus = NightWatch(settings), DiskWatch(settings), GpuWatch(settings)
+        self.pods = PodWatch(settings)
         self.suspects: set[tuple[str, str]] = set()
         """(run, its process) that the last look found dead."""
 
@@ -56,7 +58,7 @@ class Watchdog:
         done = [f"ended the orphan {pid}" for pid in self.sweeper.look()]
         done += [*self.reviver.look(), *sweep_leftovers(self.settings.home)]
         try:
-            done += self.settle_dead() + self.schedule_unstarted()
+            done += self.settle_dead() + self.schedule_unstarted() + self.pods.look()
             return done + self.correct_automation() + self.nights.look() + self.disk.look() + self.gpus.look()
         except (Unavailable, httpx.HTTPError, PrefectHTTPStatusError) as error:
             return [*done, f"the server does not answer: {error}"]

@@ -23,6 +23,7 @@ from trainyard.app.run_records import NodeResult, RunRecord, RunResult, read_res
 from trainyard.app.services import running, worker_name
 from trainyard.callbacks import ignore
 from trainyard.compute.events import Event, EventTail
+from trainyard.compute.pools import run_environment, run_variables
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.prefect_api.operating import read_run
 from trainyard.prefect_api.server import client
@@ -56,7 +57,7 @@ def start_run(
     A second call with the same `key` returns the run of the first. Raises `Conflict` (`E-CONFLICT`) if that one has
     other parameters. `queue` is a work queue of the deployment's pool.
     """
-    environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
+    environment = run_environment(settings)
     if settings.data_workers:  # a run reads from those that the check was about
         environment["TRAINYARD_DATA_WORKERS"] = json.dumps(settings.data_workers)
     environment |= {tracing.VARIABLE: parent} if (parent := tracing.current_traceparent()) else {}
@@ -70,7 +71,7 @@ def start_run(
                 state=state,
                 name=free_name(prefect, called) if called else None,
                 tags=tags,
-                job_variables={"env": environment},
+                job_variables={**run_variables(settings, queue), "env": environment},
                 idempotency_key=key or None,
                 work_queue_name=queue or None,
             )

@@ -8,18 +8,15 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from trainyard.app import services as stack
 from trainyard.app.context import Context
 from trainyard.app.exposure import (
     EVERY_ADDRESS,
     Exposure,
-    format_host,
+    list_exposed_urls,
     list_host_names,
-    read_exposure,
     require_safe,
-    resolve_addresses,
     warn_of_expiry,
 )
 from trainyard.app.responses import Response
@@ -28,6 +25,7 @@ from trainyard.app.stack.api_service import NAME as API
 from trainyard.app.stack.api_service import start_api
 from trainyard.backends.job import complete_tenant, rename_work_folder, work_folders_of_earlier_versions
 from trainyard.compute.leftovers import sweep, sweep_leftovers
+from trainyard.compute.pools import require_pool
 from trainyard.compute.services import Service
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.operations.base import Nothing
@@ -70,6 +68,7 @@ class EnvOutput(Response):
 def up(request: UpInput, context: Context) -> UpOutput:
     settings = context.settings
     exposure = resolve_exposure(request)
+    require_pool(settings)
     with stack.exclusive(settings, context.say):
         stack.choose_exposure(settings, exposure)
         stack.choose_working_folder(settings, context.say)
@@ -100,14 +99,6 @@ def up(request: UpInput, context: Context) -> UpOutput:
         home=str(settings.home),
         exposed_urls=list_exposed_urls(settings, service.url, *([] if attached else [url.removesuffix("/api")])),
     )
-
-
-def list_exposed_urls(settings: Settings, *urls: str) -> tuple[str, ...]:
-    """Return the addresses beyond loopback of servers with these addresses on it."""
-    exposure = read_exposure(settings)
-    scheme = "https" if exposure is not None and exposure.tls_cert else "http"
-    hosts = resolve_addresses(exposure.host) if exposure is not None and exposure.beyond_loopback else ()
-    return tuple(f"{scheme}://{format_host(host)}:{urlsplit(url).port}" for url in urls for host in hosts)
 
 
 def resolve_exposure(request: UpInput) -> Exposure | None:
