@@ -5,6 +5,7 @@ Two homes attach to one server, each with a worker for a queue of its own; the s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -12,19 +13,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.flows.real_stack import Stack, standing, wait_until
 from tests.postgresql import MISSING, PASSWORD, PostgresServer, running_postgresql
 from trainyard.app.run_records import read_result
 from trainyard.app.services import running
+from trainyard.data.corpora import Corpora
+from trainyard.night.training import tenant_root
+from trainyard.stores.files import RealFiles
 
 pytestmark = [
-    pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.skipif(bool(MISSING), reason=MISSING),
+    pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1800), pytest.mark.skipif(bool(MISSING), reason=MISSING),
 ]  # fmt: skip
 VARIABLE = "YARD_DATABASE"
 QUEUES = ("cpu-small", "cpu-large")
-CHAIN = ("run", "rag-tuning", "-p", "evaluate=false", "-p", "deploy=false", "--watch")
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +55,38 @@ def first(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, postgresql
 
 
 def run_everything(stack: Stack) -> dict[str, str]:
-    """Run a training and a night; return the digest of every artifact and adapter."""
-    digests = {}
+    """Run a training and a night by their deployments; return the digests of what they made."""
     run_id = stack.start_job(max_steps=6)
-    stack.finish(run_id)
+    digests = {"weights of the job": stack.finish(run_id)}
     result = read_result(stack.settings.runs / run_id)
     assert result is not None
-    for node in result.nodes:
-        digests |= {f"{node.id}.{port}": reference.sha256 for port, reference in node.outputs.items()}
-    return digests
+    digests |= {f"rows.{port}": part.sha256 for port, part in result.node("data-source").outputs.items()}
+    run_night(stack)
+    export = stack.work / "graph.jsonl"
+    assert stack.command("graph", "export", str(export)).returncode == 0
+    digests["graph of the night"] = hashlib.sha256(export.read_bytes()).hexdigest()
+    (weights,) = stack.settings.adapters.rglob("v1/adapter_model.safetensors")
+    return {**digests, "adapter of the night": hashlib.sha256(weights.read_bytes()).hexdigest()}
 
 
-def test_a_chain_has_the_artifacts_that_it_has_on_sqlite(
+def run_night(stack: Stack) -> None:
+    """Run a night that reads the sample documents, and trains an adapter on twelve commits."""
+    commits = [{"diff": f"+wheel {n}\n-spoke {n}", "message": f"Add wheel {n}"} for n in range(12)]
+    Corpora(tenant_root(stack.settings, "default") / "corpora", RealFiles()).add("engineering", "sft", commits)
+    training = {"method": {"type": "lora", "rank": 4}}
+    training |= {"hyperparameters": {"max_steps": 3, "batch_size": 2, "max_length": 128, "precision": "fp32"}}
+    bucket = {"name": "engineering", "method": "sft", "threshold": 10}
+    phase = {"gate": "none", "training": training}
+    config = {"documents": "examples/night", "buckets": [bucket], "phase2": phase}
+    deployment = stack.request_prefect("deployments/name/nightly/two-phase")["id"]
+    address = f"{stack.api_url()}/deployments/{deployment}/create_flow_run"
+    answer = httpx.post(address, json={"parameters": {"config": config}}, headers=stack.credentials(), timeout=60)
+    run_id = answer.raise_for_status().json()["id"]
+    stack.wait_for_state(run_id, "COMPLETED", "FAILED", "CRASHED", seconds=240)
+    assert stack.state_of(run_id)["type"] == "COMPLETED", stack.state_of(run_id)["message"]
+
+
+def test_a_chain_and_a_night_make_what_they_make_on_sqlite(
     first: Stack, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, postgresql: PostgresServer
 ) -> None:
     on_postgresql = run_everything(first)
@@ -71,7 +95,7 @@ def test_a_chain_has_the_artifacts_that_it_has_on_sqlite(
     with stack_on(tmp_path_factory.mktemp("sqlite"), tiny_model) as other:
         on_sqlite = run_everything(other)
         assert (other.settings.prefect_home / "prefect.db").exists()
-    assert len(on_postgresql) >= 2
+    assert len(on_postgresql) >= 4
     assert on_postgresql == on_sqlite
 
 

@@ -60,12 +60,14 @@ def fail_run(run: FlowRun, why: str) -> str:
     state: State[object] = Failed(message=f"{why} Next: correct the image, then `trainyard jobs retry`.")
     with client() as prefect:
         prefect.set_flow_run_state(run.id, state, force=True)
-    asyncio.run(delete_job(str(run.infrastructure_pid)))
-    return f"the run {run.id} ({run.name}) failed: its image cannot be pulled"
+    problem = asyncio.run(delete_job(str(run.infrastructure_pid)))
+    ending = f"; its job could not be removed: {problem}" if problem else ""
+    return f"the run {run.id} ({run.name}) failed: its image cannot be pulled{ending}"
 
 
-async def delete_job(address: str) -> None:
-    """Delete a job, given as `namespace:name`; one that is gone stays so."""
+async def delete_job(address: str) -> str:
+    """Delete a job, given as `namespace:name`; return why it could not be deleted, or an empty text."""
+    import aiohttp  # for a pool of pods
     from kubernetes_asyncio import client as kubernetes  # extra kubernetes
     from kubernetes_asyncio import config
 
@@ -78,7 +80,10 @@ async def delete_job(address: str) -> None:
     try:
         await kubernetes.BatchV1Api(api).delete_namespaced_job(name, namespace, propagation_policy="Background")
     except kubernetes.ApiException as error:
-        if error.status != NOT_FOUND:
-            raise
+        return "" if error.status == NOT_FOUND else f"{error.status} {error.reason}"
+    except (aiohttp.ClientError, OSError) as error:
+        return str(error) or type(error).__name__
+    else:
+        return ""
     finally:
         await api.close()

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect_gcp.workers.vertex import VertexAIWorker, VertexAIWorkerJobConfiguration
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
 from trainyard.compute.pools import adapt_project, list_problems, run_environment, run_variables
@@ -78,7 +77,7 @@ def test_a_pod_is_not_root_has_limits_and_time_to_save() -> None:
     pod = manifest["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["runAsUser"] == 1000
+    assert pod["securityContext"]["runAsUser"] == 10001
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert container["resources"]["limits"] == {"memory": "16Gi", "nvidia.com/gpu": "1"}
     assert pod["terminationGracePeriodSeconds"] >= 45, "a run saves within 22 s and then writes its state"
@@ -88,23 +87,6 @@ def test_a_pod_is_not_root_has_limits_and_time_to_save() -> None:
     assert mounts == {"home": "/srv/yard", "services": "/srv/yard/services", "shm": "/dev/shm"}
     assert container["envFrom"] == [{"secretRef": {"name": "trainyard", "optional": True}}]
     assert container["image"] == IMAGE
-
-
-def test_a_vertex_job_fits_the_official_types() -> None:
-    pool = settings(
-        "vertex-ai", host_classes={"a100": {"machine_type": "a2-highgpu-1g", "accelerator_type": "NVIDIA_TESLA_A100"}}
-    )
-    values = {"env": {"PREFECT_API_URL": "https://yard.example.com/api"}, **run_variables(pool, "a100")}
-    configuration = asyncio.run(VertexAIWorkerJobConfiguration.from_template_and_values(render_template(pool), values))
-    configuration.prepare_for_flow_run(FlowRun(id=uuid4(), flow_id=uuid4(), name="guide-1"))
-    spec = VertexAIWorker(work_pool_name="cloud")._build_job_spec(configuration)
-    (workers,) = spec.worker_pool_specs
-    assert workers.machine_spec.machine_type == "a2-highgpu-1g"
-    assert workers.machine_spec.accelerator_type.name == "NVIDIA_TESLA_A100"
-    assert workers.container_spec.image_uri == IMAGE
-    assert list(workers.container_spec.command) == ["python", "-P", "-m", "prefect.engine"]
-    assert spec.scheduling.timeout.total_seconds() == 86_400
-    assert spec.service_account == VERTEX["service_account_name"]
 
 
 def test_prefect_yaml_differs_by_the_pool_and_the_image_alone() -> None:

@@ -93,6 +93,19 @@ def database_variables(settings: Settings) -> dict[str, str]:
     return {URL_VARIABLE: url.render_as_string(hide_password=False)}
 
 
+def inspect_database(settings: Settings) -> str:
+    """Return the version of the database that is set, after a check that it can be used.
+
+    Raises `Unavailable` (`E-SERVER-START`, `E-PACKAGE-MISSING`) and `InvalidInput` (`E-SETTINGS`).
+    """
+    address = find_address(settings)
+    if address is None:
+        return "which prefect_database does not name any more"
+    facts = asyncio.run(read_facts(url := parse_address(address)))
+    require_usable(facts, url)
+    return f"PostgreSQL {facts.version_text}"
+
+
 def password_variables(settings: Settings) -> dict[str, str]:
     """Return the variables with the login of the database, for the watchdog, which starts a server that died."""
     names = (settings.prefect_database.removeprefix("env:"), PASSWORD_VARIABLE)

@@ -19,12 +19,14 @@ from pydantic import BaseModel
 
 import trainyard
 from trainyard.app import services as stack
+from trainyard.app.access.database import inspect_database, read_database
 from trainyard.app.backends import backend_table
 from trainyard.app.context import Context
 from trainyard.app.live.waits import read_devices
 from trainyard.app.responses import Response
 from trainyard.cancellation import iterate_until_departure
 from trainyard.compute.gpus import MIB, GpuReadings, list_devices, physical_cores, read_amd_memory, read_gpus
+from trainyard.compute.pools import list_problems
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path
 from trainyard.errors import TrainyardError
 from trainyard.locations import default_home
@@ -173,7 +175,29 @@ def look_at_server(settings: Settings) -> list[Check]:
         log = settings.services / "server.log"
         return [Check(name="prefect server", ok=False, detail=f"{url} does not answer", do=f"Read {log}.")]
     there = Check(name="prefect server", ok=True, detail=url)
-    return [there, *look_at_login(settings, url), *look_at_pool(settings, url), *look_at_worker(settings)]
+    pool = [*look_at_pool_settings(settings), *look_at_pool(settings, url)]
+    return [there, *look_at_database(settings, url), *look_at_login(settings, url), *pool, *look_at_worker(settings)]
+
+
+def look_at_database(settings: Settings, url: str) -> list[Check]:
+    """Report the database of this home's server, and whether it can be used."""
+    if not stack.is_own(settings, url):
+        return []
+    database = read_database(settings)
+    if not database:
+        return [Check(name="prefect database", ok=True, detail=f"SQLite in {settings.prefect_home}")]
+    try:
+        version = inspect_database(settings)
+    except TrainyardError as error:
+        return [Check(name="prefect database", ok=False, detail=f"{error.what} {error.why}", do=error.do)]
+    return [Check(name="prefect database", ok=True, detail=f"{database}, {version}")]
+
+
+def look_at_pool_settings(settings: Settings) -> list[Check]:
+    """Check whether runs of the work pool have what they need."""
+    problems = [Check(name="pool settings", ok=False, detail=each.what, do=each.do) for each in list_problems(settings)]
+    fine = Check(name="pool settings", ok=True, detail=f"type {settings.work_pool_type}")
+    return problems or [fine]
 
 
 def look_at_login(settings: Settings, url: str) -> list[Check]:
