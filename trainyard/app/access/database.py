@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ FACTS = """
 select current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(),
     has_schema_privilege(current_schema(), 'CREATE'), to_regclass('alembic_version') is not null
 """
+
+
+REVISION = re.compile(r"^revision(?:: str)? = [\"']([0-9a-f]+)[\"']", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -207,12 +211,13 @@ def require_usable(facts: DatabaseFacts, url: URL) -> None:
 
 
 def list_revisions() -> set[str]:
-    """Return the revisions of the schema that the installed Prefect knows, by the names of its migrations."""
+    """Return the revisions of the schema that the installed Prefect knows, as its migrations name them."""
     package = find_spec("prefect")
     if package is None or package.origin is None:
         raise TrainyardError("Prefect is not installed.", do="pip install -c constraints.txt -e .", code="E-INSTALL")
     folder = Path(package.origin).parent / "server" / "database" / "_migrations" / "versions" / "postgresql"
-    return {path.name.split("_")[4] for path in folder.glob("20*_*_*_*_*.py")}
+    texts = (path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    return {match[1] for text in texts if (match := REVISION.search(text))}
 
 
 def unusable_error(url: URL, why: str, do: str) -> Unavailable:

@@ -35,6 +35,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 import trainyard
+from trainyard.app.access.database import read_database
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.app.stack.gc import REMOVING
@@ -178,6 +179,8 @@ def back_up(request: BackupInput, context: Context) -> BackedUp:
     """
     home, target = context.settings.home, request.file.absolute()
     require_source(home, target)
+    if elsewhere := read_database(context.settings):
+        context.say(f"without Prefect's runs, which are in the database {elsewhere}: back it up by pg_dump")
     with translate_os_errors(f"The backup {target} was not written"), new_file(target) as temporary:
         with gzip_archive(temporary) as archive:
             writer = Archive(archive)
