@@ -46,7 +46,7 @@ class VertexDouble:
     lock: Lock = field(default_factory=Lock)
 
     def create(self, request: CreateCustomJobRequest, context: grpc.ServicerContext) -> CustomJob:
-        import grpc  # for whoever uses this double
+        import grpc  # for tests with this double
         from google.cloud.aiplatform_v1.types import CustomJob, JobState
 
         if not self.valid_login:
@@ -97,7 +97,7 @@ class VertexDouble:
 @contextmanager
 def serve_jobs(double: VertexDouble) -> Iterator[str]:
     """Serve the double on a free port; yields host:port. Processes of its jobs are ended at the end."""
-    import grpc  # for whoever uses this double
+    import grpc  # for tests with this double
     from google.cloud.aiplatform_v1.types import (
         CancelCustomJobRequest,
         CreateCustomJobRequest,

@@ -96,7 +96,7 @@ class ClusterDouble:
 
 def require_type(body: Object, type_name: str) -> None:
     """Read a body by the official client's model. Raises `ValueError` or `TypeError` for a wrong value."""
-    from kubernetes.client import ApiClient  # for whoever uses this double
+    from kubernetes.client import ApiClient  # for tests with this double
 
     ApiClient().deserialize(json.dumps(body), type_name, "application/json")
 
@@ -123,7 +123,7 @@ def find_invalid(job: Object) -> str:
 
 def read_quantity(text: object) -> float:
     """Return a quantity such as 500m, 2 or 4Gi as a number."""
-    from kubernetes.utils.quantity import parse_quantity  # for whoever uses this double
+    from kubernetes.utils.quantity import parse_quantity  # for tests with this double
 
     return float(parse_quantity(text))
 

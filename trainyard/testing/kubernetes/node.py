@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,6 +135,7 @@ class NodeDouble:
                 process.kill()
         for thread in self.threads:
             thread.join()
+        shutil.rmtree(self.logs, ignore_errors=True)
 
 
 def status_of(container: Object, state: dict[str, Any]) -> Object:

@@ -94,7 +94,7 @@ def format_now() -> str:
 
 def list_unknown_fields(value: Any, type_name: str, path: str = "") -> Iterator[str]:
     """Yield the paths of fields that the official client's models do not have."""
-    from kubernetes.client import models  # for whoever uses this double
+    from kubernetes.client import models  # for tests with this double
 
     if match := CONTAINER_TYPE.fullmatch(type_name):
         inner = next(filter(None, match.groups()))
