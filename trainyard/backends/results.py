@@ -229,7 +229,7 @@ def collect_result(
         evaluation = training["evaluation"]
         facts["evaluation"] = {name: value for name, value in evaluation.items() if name != "found"}
         facts["eval_loss"] = next(
-            (point["loss"] for point in evaluation["found"] if point["step"] == evaluation["result_step"]), None
+            (point.get("loss") for point in evaluation["found"] if point["step"] == evaluation["result_step"]), None
         )
     if "rollouts" in training:
         facts["rollouts"] = {name: value for name, value in training["rollouts"].items() if name != "found"}

@@ -67,6 +67,8 @@ class Point(StageMeasures):
     eval_loss: float | None = None
     eval_reward_accuracy: float | None = None
     eval_reward_margin: float | None = None
+    eval_reward: float | None = None
+    """Mean of one completion of each held-out prompt (grpo, ppo)."""
     reward: float | None = None
     """Mean of the completions that were drawn (grpo)."""
     grad_norm: float | None = None
