@@ -1,4 +1,7 @@
-"""A double of Hugging Face Jobs: the Hub's double, with the routes of jobs, their logs, and the list of prices."""
+"""A double of Hugging Face Jobs: the Hub's double, with the routes of jobs, their logs, and the list of prices.
+
+Bodies are compared with those that `huggingface_hub` writes, whose `JobInfo` reads the answers.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,6 @@ from trainyard.testing.providers.faults import Faults
 NAMESPACE = "acme"
 FLAVORS = {"cpu-basic": 167, "a10g-small": 16_667, "l4x1": 13_333}
 """Hardware -> millionths of a dollar a minute."""
-BODY_FIELDS = {
-    "command", "arguments", "environment", "flavor", "secrets", "timeoutSeconds", "labels", "dockerImage", "attempts",
-    "volumes",
-}  # fmt: skip
 SECONDS = round(COST_USD / (FLAVORS["a10g-small"] * 1e-6) * 60)
 
 
@@ -83,9 +82,7 @@ class HfJobsDouble(ProviderDouble, HubServer):
         ])  # fmt: skip
 
     def create_job(self, call: Call) -> Reply:
-        body = call.json
-        if unknown := body.keys() - BODY_FIELDS:
-            raise Refusal(400, f"There is no field {', '.join(sorted(unknown))}.")
+        body = validate_body(call.json)
         if body.get("flavor") not in FLAVORS:
             raise Refusal(400, f"There is no hardware {body.get('flavor')}.")
         if not 1 <= body.get("timeoutSeconds", 0) <= 86_400 * 7:
@@ -127,6 +124,22 @@ class HfJobsDouble(ProviderDouble, HubServer):
 
     def cancel(self, call: Call, job_id: str) -> Reply:
         return Reply(200, describe(self.cancel_job(job_id)))
+
+
+def validate_body(body: JsonObject) -> JsonObject:
+    """Return the body of a job that the official client writes, too, from the same values. Raises `Refusal` (400)."""
+    from huggingface_hub._jobs_api import JobHardware, _create_job_spec  # what `HfApi.run_uv_job` posts
+
+    spec = _create_job_spec(
+        image=body.get("dockerImage", ""), command=body.get("command", []), env=body.get("environment"),
+        secrets=body.get("secrets"), flavor=body.get("flavor"), timeout=body.get("timeoutSeconds"),
+        labels=body.get("labels"), attempts=body.get("attempts"),
+    )  # fmt: skip
+    if differing := [name for name in body.keys() | spec.keys() if body.get(name) != spec.get(name)]:
+        raise Refusal(400, f"The client writes {', '.join(sorted(differing))} in another way, or not at all.")
+    if body["flavor"] not in {hardware.value for hardware in JobHardware}:
+        raise Refusal(400, f"There is no hardware {body['flavor']}.")
+    return body
 
 
 def describe(job: JobDouble) -> JsonObject:
