@@ -310,8 +310,9 @@ class TrainingManager:
         return stored.read_progress(read_events(self.events_file(job_id)))
 
     def metrics(self, job_id: str) -> TrainingMetrics:
-        """Training loss, evaluation loss and working time of a job."""
-        return stored.metrics(read_events(self.events_file(job_id)))
+        """Training loss, evaluation loss, working time and energy of a job."""
+        metrics = stored.metrics(read_events(self.events_file(job_id)))
+        return metrics.model_copy(update={"energy_j": self.store.get(job_id).facts.get("energy_j")})
 
     def curve(self, job_id: str) -> list[Point]:
         """Return the loss of every step of a job, across restarts."""

@@ -19,6 +19,7 @@ from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage, StageSettings
 from trainyard.spec.chain import ChainSpec
+from trainyard.spec.money import Dollars
 from trainyard.spec.nodes import (
     Columns,
     DataSourceConfig,
@@ -29,6 +30,7 @@ from trainyard.spec.nodes import (
     SourceSet,
     Url,
     is_empty,
+    is_unset,
 )
 from trainyard.spec.roles import role_of_place
 from trainyard.spec.training import EngineSettings, Hyperparameters, Tracker, TrainerConfig
@@ -245,6 +247,14 @@ BaseModelName = Annotated[
     ),
 ]
 Publish = Annotated[PublishForm, Field(description="Under which name it is registered, and where it has to answer.")]
+MaxSpend = Annotated[
+    Dollars | None,
+    Field(
+        title="Spending limit",
+        description="USD that the run may spend; empty: as the settings say.",
+        exclude_if=is_unset,
+    ),
+]
 
 
 class QaPipeline(Form):
@@ -264,6 +274,7 @@ class QaPipeline(Form):
     base_model: BaseModelName = None
     training: TrainingForm = TrainingForm()
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: Steps = Field(Steps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
@@ -302,6 +313,7 @@ class AlignmentPipeline(Form):
     training: TrainingForm = Field(TrainingForm(), description="How the adapter is trained on the examples.")
     alignment: AlignmentForm = Field(AlignmentForm(), description="How it then learns the preferences.")
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: Steps = Field(Steps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
@@ -328,6 +340,7 @@ class Rlhf(Form):
     reward: RewardForm = Field(RewardForm(), description="How the reward model learns the preferences.")
     ppo: PpoForm = Field(PpoForm(), description="How the adapter then learns from the reward model.")
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: PolicySteps = Field(PolicySteps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
@@ -373,6 +386,7 @@ class Grpo(Form):
     training: TrainingForm = Field(TrainingForm(), description="How the adapter first imitates the answers.")
     grpo: GrpoForm = Field(GrpoForm(), description="How it then learns from the verifier.")
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: PolicySteps = Field(PolicySteps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
@@ -403,6 +417,7 @@ class RagTuning(Form):
     base_model: BaseModelName = None
     training: TrainingForm = TrainingForm()
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: EvaluateSteps = EvaluateSteps()
 
     def build(self) -> ChainSpec:
@@ -426,6 +441,7 @@ class CodeTuning(Form):
     base_model: BaseModelName = None
     training: TrainingForm = TrainingForm()
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: DeploySteps = DeploySteps()
 
     def build(self) -> ChainSpec:
@@ -520,7 +536,7 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
             few_rows=publish.few_rows,
         )
         chain_nodes.append(make_node(config, needs=(last,) if together else None))
-    return ChainSpec(name=name, tenant=publish.tenant, nodes=tuple(chain_nodes))
+    return ChainSpec(name=name, tenant=publish.tenant, nodes=tuple(chain_nodes), max_spend=form.max_spend)
 
 
 def own_role(form: TemplateForm) -> str:

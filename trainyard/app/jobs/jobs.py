@@ -429,12 +429,12 @@ def replace_max_spend(
     target, parameters = request
     if usd is None:
         return request
-    if target == JOB:
-        return target, {**parameters, "max_spend": str(usd)}
     if isinstance(target, Mapping):
         return {**target, "max_spend": str(usd)}, parameters
+    if target in (JOB, *TEMPLATES):
+        return target, {**parameters, "max_spend": str(usd)}
     raise InvalidInput(
-        f"The template {target} has no max_spend.", why="Only chains and jobs have one.",
+        f"The flow {target} has no max_spend.", why="Chains, jobs and templates have one.",
         do="Set max_spend_per_run in trainyard.toml.", code="E-PARAMETER",
     )  # fmt: skip
 
