@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.flows.real_stack import Stack, standing, wait_until
+from trainyard import Chain, TrainingManager
+from trainyard.app.services import running
 from trainyard.app.training_logs import find_training_logs
+from trainyard.backends.manager import Options
+from trainyard.settings import settings
+from trainyard.spec.states import JobState
 from trainyard.testing.loopback import serving
 from trainyard.testing.providers.double import COST_USD, KEY, Call, Refusal, Reply
 from trainyard.testing.providers.openai import OpenAiDouble
@@ -127,12 +133,11 @@ def test_a_running_job_is_cancelled_at_its_provider(providers: Providers) -> Non
 def test_a_quota_that_ends_between_two_files_leaves_no_job_and_a_resume_uploads_the_rest(providers: Providers) -> None:
     providers.openai.most_files = 1
     providers.stack.write_data("held.jsonl", rows=8)
-    sets = {"sets": {"train": {"path": "quota.jsonl"}, "held": {"path": "held.jsonl"}}}
     job = providers.create("quota", dataset={"path": "quota.jsonl", "heldout": {"path": "held.jsonl"}},
                            eval={"set": "heldout"})  # fmt: skip
     message = providers.wait(job["run_id"], "FAILED", "COMPLETED")
     assert "storage quota" in message
-    assert (len(providers.openai.files), len(providers.openai.jobs)) == (1, 0), sets
+    assert (len(providers.openai.files), len(providers.openai.jobs)) == (1, 0)
     providers.openai.most_files = 2
     assert providers.stack.json("jobs", "resume", job["id"], "--watch")["state"] == "completed"
     assert (len(providers.openai.files), len(providers.openai.jobs)) == (2, 1)
@@ -151,6 +156,40 @@ def test_what_the_provider_refuses_is_said_and_leaves_no_job(providers: Provider
     assert "Correct the name" in message
     assert providers.row("unknown")["state"] == "failed"
     assert not providers.openai.jobs
+
+
+def test_another_trainyard_trains_by_openais_wire_and_gives_no_weights(
+    providers: Providers, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process is one Trainyard, with a home of its own; the stack is the other."""
+    stack = providers.stack
+    api = running(stack.settings, "api")
+    assert api is not None
+    token = stack.json("tokens", "create", "--name", "other", "--scope", "run")["token"]
+    endpoint = {"other": {"base_url": f"{api.url}/openai/v1", "api_key_env": "OTHER_KEY"}}
+    for name, value in {"ENDPOINTS": json.dumps(endpoint), "PROVIDER_POLL_S": "1", "PROVIDER_SETTLE_S": "1"}.items():
+        monkeypatch.setenv(f"TRAINYARD_{name}", value)
+    monkeypatch.setenv("OTHER_KEY", token)
+    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(tmp_path))
+    settings.cache_clear()
+    turns = [{"role": "user", "content": "Say yes."}, {"role": "assistant", "content": "Yes."}]
+    (tmp_path / "rows.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 12)
+    trainer = {"backend": "openai", "base_model": str(tiny_model), "hyperparameters": {"epochs": 1, "batch_size": 4}}
+    service = {"endpoint": "other", "base_model": str(tiny_model)}
+    manager = TrainingManager(options=Options(poll_s=0.2))
+    manager.submit_local({**trainer, "service": service, "dataset": {"path": "rows.jsonl"}}, name="there")
+    assert manager.wait("there", 200).state is JobState.COMPLETED, manager.status("there").reason
+    served = manager.download("there", tmp_path / "out").served_model
+    models = httpx.get(f"{api.url}/openai/v1/models", headers={"authorization": f"Bearer {token}"}).json()["data"]
+    assert served in {model["id"] for model in models}
+    nodes = [
+        {"type": "data_source", "config": {"path": "rows.jsonl"}},
+        {"type": "trainer", "config": {**trainer, "service": service}},
+        {"type": "deployer", "config": {"role": "home", "unevaluated": True}},
+    ]
+    (reason,) = Chain.of({"name": "home", "nodes": nodes}).check().reasons
+    assert (reason.code, reason.row) == ("R-PROVIDER", "provider-served")
+    assert "gives no weights out" in reason.because
 
 
 def test_no_file_of_the_home_has_the_key(providers: Providers) -> None:
