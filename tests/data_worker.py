@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvicorn
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainyard.serve.listening import bind, build_url
 from trainyard.settings import Settings
@@ -33,6 +33,8 @@ class DataWorker:
     """(method, path) of every request."""
     gated: set[str] = field(default_factory=set)
     """Repositories that are refused as the Hub refuses those whose terms an account has not accepted."""
+    public: set[str] = field(default_factory=set)
+    """Repositories that are said to be public, which no repository of a data worker is."""
 
     def fill(self, kind: str, repository: str, folder: Path) -> str:
         """Upload a folder, and return its commit."""
@@ -72,10 +74,26 @@ def watch(worker: DataWorker, app: ASGIApp) -> ASGIApp:
         worker.requests.append((str(scope["method"]), path))
         if any(f"/{name}" in path for name in worker.gated):
             await JSONResponse({"error": "gated"}, 403, {"x-error-code": "GatedRepo"})(scope, receive, send)
+        elif path.removeprefix("/api/models/").partition("/revision/")[0] in worker.public:
+            await app(scope, receive, publish(send))
         else:
             await app(scope, receive, send)
 
     return answer
+
+
+def publish(send: Send) -> Send:
+    """Return what sends the description of a repository as one of a public repository."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [header for header in message["headers"] if header[0] != b"content-length"]
+            message = {**message, "headers": headers}
+        elif message["type"] == "http.response.body":
+            message = {**message, "body": message["body"].replace(b'"private":true', b'"private":false')}
+        await send(message)
+
+    return sending
 
 
 @contextmanager

@@ -188,8 +188,8 @@ def test_another_trainyard_trains_by_openais_wire_and_gives_no_weights(
         {"type": "deployer", "config": {"role": "home", "unevaluated": True}},
     ]
     (reason,) = Chain.of({"name": "home", "nodes": nodes}).check().reasons
-    assert (reason.code, reason.row) == ("R-PROVIDER", "provider-served")
-    assert "gives no weights out" in reason.because
+    assert (reason["code"], reason["row"]) == ("R-PROVIDER", "provider-served")
+    assert "gives no weights out" in reason["because"]
 
 
 def test_no_file_of_the_home_has_the_key(providers: Providers) -> None:

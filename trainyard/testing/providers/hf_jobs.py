@@ -1,4 +1,4 @@
-"""A double of Hugging Face Jobs: the Hub's double, with the routes of jobs, their logs, and the list of prices.
+"""A double of Hugging Face Jobs: jobs, their logs, the list of prices, and repositories around them.
 
 Bodies are compared with those that `huggingface_hub` writes, whose `JobInfo` reads the answers.
 """
@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainyard.json_types import JsonObject
-from trainyard.testing.hub_server import HubHandler, HubServer
 from trainyard.testing.providers.double import (
     COST_USD,
     KEY,
@@ -24,6 +23,7 @@ from trainyard.testing.providers.double import (
     Reply,
 )
 from trainyard.testing.providers.faults import Faults
+from trainyard.testing.providers.hf_repositories import RepositoryHandler, RepositoryServer
 
 NAMESPACE = "acme"
 FLAVORS = {"cpu-basic": 167, "a10g-small": 16_667, "l4x1": 13_333}
@@ -31,8 +31,8 @@ FLAVORS = {"cpu-basic": 167, "a10g-small": 16_667, "l4x1": 13_333}
 SECONDS = round(COST_USD / (FLAVORS["a10g-small"] * 1e-6) * 60)
 
 
-class HfHandler(HubHandler, DoubleHandler):
-    """Answers jobs itself, and repositories as the Hub's double does."""
+class HfHandler(RepositoryHandler, DoubleHandler):
+    """Answers for jobs and for repositories."""
 
     server: HfJobsDouble
 
@@ -41,12 +41,12 @@ class HfHandler(HubHandler, DoubleHandler):
         if path.startswith(("/api/jobs", "/api/whoami")):
             self.handle_call()
         else:
-            self.answer()
+            self.answer_repositories(KEY)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer_any
 
 
-class HfJobsDouble(ProviderDouble, HubServer):
+class HfJobsDouble(ProviderDouble, RepositoryServer):
     """The Hub on a free port, for `HfApi(endpoint=url, token=KEY)`."""
 
     routes = (
@@ -62,10 +62,10 @@ class HfJobsDouble(ProviderDouble, HubServer):
     failed, canceled = "ERROR", "CANCELED"
 
     def __init__(self, faults: Faults | None = None, weights: dict[str, bytes] | None = None) -> None:
-        self.temporary = tempfile.TemporaryDirectory()
-        HubServer.__init__(self, {}, tokens={KEY: NAMESPACE}, root=Path(self.temporary.name))
+        super().__init__(faults, weights)
         self.RequestHandlerClass = HfHandler
-        self.prepare(faults, weights)
+        self.temporary = tempfile.TemporaryDirectory()
+        self.root, self.models = Path(self.temporary.name), {}
 
     def server_close(self) -> None:
         super().server_close()
@@ -104,7 +104,7 @@ class HfJobsDouble(ProviderDouble, HubServer):
 
     def publish(self, name: str) -> None:
         """Put the weights into the repository that the job's program would have pushed to."""
-        folder = Path(self.temporary.name) / name
+        folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in self.weights.items():
             (folder / file).write_bytes(content)
