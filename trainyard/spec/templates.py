@@ -19,7 +19,7 @@ from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage, StageSettings
 from trainyard.spec.chain import ChainSpec
-from trainyard.spec.money import Dollars
+from trainyard.spec.money import MaxSpend
 from trainyard.spec.nodes import (
     Columns,
     DataSourceConfig,
@@ -30,7 +30,6 @@ from trainyard.spec.nodes import (
     SourceSet,
     Url,
     is_empty,
-    is_unset,
 )
 from trainyard.spec.roles import role_of_place
 from trainyard.spec.training import EngineSettings, Hyperparameters, Tracker, TrainerConfig
@@ -247,14 +246,6 @@ BaseModelName = Annotated[
     ),
 ]
 Publish = Annotated[PublishForm, Field(description="Under which name it is registered, and where it has to answer.")]
-MaxSpend = Annotated[
-    Dollars | None,
-    Field(
-        title="Spending limit",
-        description="USD that the run may spend; empty: as the settings say.",
-        exclude_if=is_unset,
-    ),
-]
 
 
 class QaPipeline(Form):

@@ -352,7 +352,7 @@ def stop_job(request: requests.StopInput, context: Context, verb: Literal["pause
     row = runs.find_job(request.job, context.caller.tenant)
     run_id = row["run_id"]
     if verb == "cancel" and (works := find_open_at_provider(row, context.settings)):
-        context.say(f"{row['name']}: its provider still trains it, and is told to end it")
+        context.say(f"{row['name']}: its provider still trains it, and is asked to end it")
         end_at_provider(row, works, runs)
     else:
         (runs.pause_run if verb == "pause" else runs.cancel_run)(run_id)

@@ -207,7 +207,7 @@ class DataWorkers:
             try:
                 self.send_content(kind, repository, file, sha256, size)
                 return
-            except DOWN as error:  # it ended in the middle; what it has is no content yet
+            except DOWN as error:  # it ended in the middle
                 self.note_down(url, error)
         raise self.none_answers()
 
