@@ -101,6 +101,14 @@ KEYS_ELSEWHERE = "TRAINYARD_KEYS_ELSEWHERE"
 WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")
 CLOUD = Passed("GOOGLE_APPLICATION_CREDENTIALS GOOGLE_CLOUD_PROJECT CLOUDSDK_*", "what opens an object store")
 
+BUCKETS = Passed(
+    "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_REGION AWS_DEFAULT_REGION AWS_ENDPOINT "
+    "AWS_ALLOW_HTTP AZURE_STORAGE_ACCOUNT_NAME AZURE_STORAGE_ACCOUNT_KEY AZURE_STORAGE_SAS_KEY AZURE_STORAGE_ENDPOINT "
+    "AZURE_STORAGE_CLIENT_ID AZURE_STORAGE_CLIENT_SECRET AZURE_STORAGE_TENANT_ID AZURE_STORAGE_USE_EMULATOR "
+    "AZURITE_BLOB_STORAGE_URL GOOGLE_SERVICE_ACCOUNT",
+    "what opens the bucket of the data worker",
+)
+
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The whole environment of a child that trains, generates, evaluates, reads or serves; `more` is set on top."""
@@ -110,6 +118,12 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 def cloud_variables() -> dict[str, str]:
     """Return the credentials of the operator's object store; for a child that copies its checkpoints there."""
     return select_variables(os.environ, (CLOUD,), frozenset())
+
+
+def bucket_variables(settings: Settings) -> dict[str, str]:
+    """Return what opens the bucket in which the data worker of `trainyard up` stores; nothing for a folder."""
+    rows = (CLOUD, BUCKETS) if "://" in settings.data_storage else ()
+    return select_variables(os.environ, rows, frozenset())
 
 
 def server_environment(*, speaks_with_prefect: bool = False) -> dict[str, str]:

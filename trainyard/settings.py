@@ -162,6 +162,9 @@ class ScriptSettings(ApiSettings):
 class RepositorySettings(ScriptSettings):
     """Settings of the data worker, which stores repositories, and of programs that use one."""
 
+    data_port: int | None = Field(
+        None, ge=1, le=65_535, description="Port of a data worker that `trainyard up` starts; default: it starts none."
+    )
     data_storage: str = Field(
         "",
         description="Where the data worker stores repositories: a bucket such as s3://bucket/prefix, gs:// or az://; "

@@ -64,6 +64,7 @@ WITHOUT = {
     "trainyard/backends/script/files.py: write": CHILD,
     "trainyard/backends/native/ranks.py: receive_outcome": HASHED,
     "trainyard/backends/sessions/running.py: run_session": CHILD,
+    "trainyard/compute/energy.py: keep_energy": WORK,
     "trainyard/compute/rank_process.py: write_note": CHILD,
     "trainyard/data/corpora.py: keep": GIVEN,
     "trainyard/data/validation.py: validate": HASHED,

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
+from trainyard.compute.energy import ENERGY_FILE, read_energy
 from trainyard.compute.events import Event, read_block, read_events
 from trainyard.compute.supervise import LOG_HEADER, DesiredState, Outcome, Status
 from trainyard.errors import Conflict, TrainyardError, from_fields
@@ -212,7 +213,8 @@ def collect_result(
     training = {**header, **json.loads((output / TRAINING_FILE).read_text(encoding="utf-8"))}
     ends = smooth_losses(training["losses"])
     divergence = find_divergence(job, training, work)
-    training |= ends | divergence
+    energy = {"energy_j": round(joules, 1)} if (joules := read_energy(work)) else {}
+    training |= ends | divergence | energy
     write_json_durably(output / TRAINING_FILE, training)
     target = folder / port.value
     folder.mkdir(parents=True, exist_ok=True)
@@ -220,9 +222,9 @@ def collect_result(
     keep_best_checkpoints(job, work)
     for name in (RESULT_FOLDER, CHECKPOINT_FOLDER):
         shutil.rmtree(work / name, ignore_errors=True)
-    for name in (DECISIONS_FILE, FITTED_FILE):
+    for name in (DECISIONS_FILE, FITTED_FILE, ENERGY_FILE):
         (work / name).unlink(missing_ok=True)
-    facts = {name: training[name] for name in KEPT_FACTS} | ends | divergence
+    facts = {name: training[name] for name in KEPT_FACTS} | ends | divergence | energy
     facts |= {"backend": job.config.backend.value, "tool_version": version}
     facts |= {"attempts": attempts + 1, "restarted_from": listener.begin_event.get("restarted_from")}
     if "evaluation" in training:

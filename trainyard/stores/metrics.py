@@ -37,6 +37,8 @@ class TrainingMetrics(Frozen):
     eval_loss: float | None = None
     duration_s: float = 0.0
     """Time in which it worked; pauses do not count."""
+    energy_j: float | None = None
+    """Joules of its GPUs in all starts; None before its end, and where the driver measures none."""
 
 
 class StageMeasures(Frozen):
