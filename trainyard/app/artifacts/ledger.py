@@ -7,9 +7,7 @@ it: then two logs cannot be shown, not even with the key.
 from __future__ import annotations
 
 import base64
-import os
 import re
-import secrets
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,15 +15,18 @@ from pydantic import Field
 
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
+from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from trainyard.json_types import JsonObject
 from trainyard.operations import ledger as requests
-from trainyard.stores.files import DISK, make_folders, translate_os_errors
+from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.ledger import verify_ledger as script
-from trainyard.stores.ledger.checking import verify_ledger
-from trainyard.stores.ledger.log import CHECKPOINT, KEY_PREFIX, Head, Ledger, list_tile_files, write_key
+from trainyard.stores.ledger.anchors.keeping import check_records, read_pending, verify_anchors
+from trainyard.stores.ledger.anchors.table import ANCHOR_KINDS
+from trainyard.stores.ledger.checking import LedgerVerification, verify_ledger
+from trainyard.stores.ledger.log import CHECKPOINT, Head, Ledger, list_tile_files
 from trainyard.stores.ledger.merkle import prove_consistency, prove_inclusion, range_root, verify_consistency
-from trainyard.stores.ledger.notes import COSIGNATURE, SigningKey, parse_checkpoint, parse_note, parse_vkey
+from trainyard.stores.ledger.notes import parse_checkpoint, parse_note, parse_vkey
+from trainyard.stores.ledger.witnessing import Witness
 from trainyard.stores.whole import create_whole, write_folder, write_whole
 
 PROOF_HEADER = "c2sp.org/tlog-proof@v1"
@@ -58,6 +59,22 @@ class LedgerFault(Response):
     entry: int | None = None
 
 
+class AnchorCheck(Response):
+    """Comparison of an anchor's checkpoints with the ledger."""
+
+    name: str
+    kind: str
+    checkpoints: int = 0
+    size: int | None = None
+    """Entries of its newest checkpoint."""
+    where: str = ""
+    time: float | None = None
+    """As the anchor says it."""
+    proves: str = ""
+    unreachable: str = ""
+    """Why it could not be asked."""
+
+
 class LedgerCheck(Response):
     """Result of verifying the whole ledger."""
 
@@ -69,10 +86,16 @@ class LedgerCheck(Response):
     problems: tuple[LedgerFault, ...] = ()
     notes: tuple[str, ...] = ()
     witnessed: tuple[str, ...] = ()
+    anchored: tuple[str, ...] = ()
+    """Newest checkpoint of each anchor as this home keeps it."""
+    anchors: tuple[AnchorCheck, ...] = ()
+    """Anchors that were asked."""
 
     @property
     def exit_code(self) -> int:
-        return Corrupt.exit_code if self.problems else 0
+        if self.problems:
+            return Corrupt.exit_code
+        return Unavailable.exit_code if any(check.unreachable for check in self.anchors) else 0
 
 
 class LedgerProof(Response):
@@ -166,11 +189,42 @@ def verify(request: requests.LedgerVerifyInput, context: Context) -> LedgerCheck
         notes = [parse_note(data) for data in read_cosigned(ledger)]
         if not any(note.is_signed_by(key) for note in notes):
             result.add("cosigned", f"The witness {key.name} has cosigned no checkpoint that is kept here.")
+    anchored, checks = check_anchors(ledger, result, request, context)
     faults = tuple(LedgerFault(**asdict(problem)) for problem in result.problems)
     return LedgerCheck(
         origin=result.origin, size=result.size, root=result.root, key=result.key, problems=faults,
-        notes=tuple(result.notes), witnessed=tuple(result.witnessed),
+        notes=tuple(result.notes), witnessed=tuple(result.witnessed), anchored=anchored, anchors=checks,
     )  # fmt: skip
+
+
+def check_anchors(
+    ledger: Ledger, result: LedgerVerification, request: requests.LedgerVerifyInput, context: Context
+) -> tuple[tuple[str, ...], tuple[AnchorCheck, ...]]:
+    """Check what is kept about anchors, and ask them where the request says so; problems are added to the result."""
+    result.notes += [f"anchor {name}: {row.text}" for name, row in read_pending(ledger).items()]
+    if result.problems:  # the log itself does not fit, so that nothing can be compared with it
+        return (), ()
+    head, anchors = ledger.head(), context.settings.ledger_anchors
+    problems, anchored = check_records(ledger, head)
+    for problem in problems:
+        result.add("anchors", problem)
+    if not request.anchor:
+        return tuple(anchored), ()
+    if not anchors:
+        raise InvalidInput("trainyard.toml has no ledger_anchors.", do="See docs/ledger.md.", code="E-SETTINGS")
+    checks = []
+    for found in verify_anchors(ledger, head, anchors):
+        if found.problem:
+            result.add("anchors", f"The anchor {found.name}: {found.problem}")
+        newest = found.newest
+        checks.append(
+            AnchorCheck(
+                name=found.name, kind=found.kind, checkpoints=found.count, unreachable=found.unreachable,
+                size=newest.size if newest else None, where=newest.where if newest else "",
+                time=newest.time if newest else None, proves=ANCHOR_KINDS[found.kind].proves if newest else "",
+            )
+        )  # fmt: skip
+    return (), tuple(checks)
 
 
 def read_cosigned(ledger: Ledger) -> list[bytes]:
@@ -194,7 +248,8 @@ def format_inclusion(head: Head, seq: int) -> str:
 
 
 def read_checkpoint(head: Head) -> str:
-    return (head.tiles.folder / CHECKPOINT).read_text(encoding="utf-8")
+    assert head.note is not None
+    return head.note.data.decode()
 
 
 def prove_growth(head: Head, since: int) -> LedgerProof:
@@ -260,27 +315,18 @@ def witness(request: requests.LedgerWitnessInput, context: Context) -> Cosigned:
             f"The ledger in {source} is not cosigned: {result.problems[0].problem}",
             do="Ask its owner for a whole copy.",
         )
-    origin = head.checkpoint.origin
-    state = context.settings.home / "access" / "witnessed" / f"{secrets_name(origin)}.checkpoint"
-    make_folders(DISK, state.parent)
-    with translate_os_errors("The witness's state was not written"), DISK.locked(state.with_suffix(".lock")):
-        before = parse_checkpoint(parse_note(state.read_bytes()).text) if state.is_file() else None
+    origin, own = head.checkpoint.origin, Witness(context.settings.home)
+    assert head.note is not None
+    with own.locked(origin) as before:
         if before is not None:
             require_growth(before.size, before.root, head)
-        key = witness_key(context)
-        time_s = int(other.now())
-        cosigned = read_checkpoint(head) + key.signature_line(head.checkpoint.text, time_s)
-        write_whole(DISK, state, cosigned.encode())
+        cosigned = own.cosign(head.note, [parse_vkey(result.key)]).data.decode()
     if request.out is not None:
         create_whole(DISK, request.out.expanduser().absolute(), cosigned.encode())
     return Cosigned(
-        origin=origin, size=head.size, checkpoint=cosigned, key=key.public.vkey,
+        origin=origin, size=head.size, checkpoint=cosigned, key=own.key().public.vkey,
         before=before.size if before else 0, out=request.out,
     )  # fmt: skip
-
-
-def secrets_name(origin: str) -> str:
-    return base64.urlsafe_b64encode(origin.encode()).decode().rstrip("=")[:200]
 
 
 def require_growth(size: int, root: bytes, head: Head) -> None:
@@ -294,17 +340,6 @@ def require_growth(size: int, root: bytes, head: Head) -> None:
         why="It was cut, put back to an earlier state, or written anew.",
         do="Keep both copies; ask the owner of the log which backup it was restored from.",
     )
-
-
-def witness_key(context: Context) -> SigningKey:
-    """Return the key by which this home witnesses other ledgers; made at its first use."""
-    path = context.settings.home / "access" / "witness.key"
-    if not path.is_file():
-        write_key(
-            DISK, path, SigningKey(f"trainyard.local/witness-{secrets.token_hex(8)}", os.urandom(32), COSIGNATURE)
-        )
-    name, _, encoded = path.read_text(encoding="utf-8").strip().removeprefix(KEY_PREFIX).split("+", 2)
-    return SigningKey(name, base64.b64decode(encoded)[1:], COSIGNATURE)
 
 
 def keep_cosigned(source: Path, context: Context) -> Cosigned:

@@ -17,9 +17,10 @@ from trainyard.stores.ledger.log import Ledger, run_key
 DATA_READ, GENERATED, VALIDATED, TRAINED = "data_read", "generated", "validated", "trained"
 EVALUATED, DEPLOYED, PUBLISHED, PROMOTED = "evaluated", "deployed", "published", "promoted"
 PAUSED, RESUMED, FAILED, RENTED, PAID = "paused", "resumed", "failed", "rented", "paid"
+ANCHORED, ANCHOR_FAILED = "anchored", "anchor_failed"
 KINDS = (
     DATA_READ, GENERATED, VALIDATED, TRAINED, EVALUATED, DEPLOYED, PUBLISHED, PROMOTED, PAUSED, RESUMED, FAILED,
-    RENTED, PAID,
+    RENTED, PAID, ANCHORED, ANCHOR_FAILED,
 )  # fmt: skip
 _LEDGERS: dict[Path, Ledger] = {}
 _LOCK = threading.Lock()
