@@ -1,4 +1,4 @@
-"""Anchors in this machine: a timestamp authority that openssl signs for, and an EVM chain in this process.
+"""Anchors in this machine: a timestamp authority of openssl, an EVM chain in this process, a witness.
 
 with timestamp_authority(folder) as (url, roots): ...     a root certificate, an authority below it, RFC 3161
 with evm_chain() as chain: ...                            chain.url answers JSON-RPC; chain.keys have money
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainyard.stores.ledger.log import Ledger
+from trainyard.stores.ledger.witnessing import Witness
 from trainyard.testing.loopback import LoopbackHandler, answering
 
 TSA_CONFIG = """
@@ -86,6 +88,7 @@ class EvmChain:
 
     def answer(self, _handler: LoopbackHandler, body: bytes) -> tuple[int, object]:
         from eth_tester.exceptions import TransactionFailed  # an extra
+        from eth_utils.exceptions import ValidationError
         from web3 import Web3
 
         request = json.loads(body)
@@ -94,6 +97,8 @@ class EvmChain:
             reply = self.request(request["method"], request["params"])
         except TransactionFailed as error:
             reply = {"jsonrpc": "2.0", "error": {"code": 3, "message": f"execution reverted: {error}"}}
+        except ValidationError as error:
+            reply = {"jsonrpc": "2.0", "error": {"code": -32000, "message": str(error)}}
         if request["method"] == "eth_sendRawTransaction" and self.lost_replies:
             self.lost_replies -= 1
             return 503, "the answer is lost"
@@ -114,3 +119,21 @@ def evm_chain(port: int = 0) -> Iterator[EvmChain]:
     with answering(chain.answer, port) as url:
         chain.url = url
         yield chain
+
+
+@contextmanager
+def witness_of(home: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
+    """Cosign a ledger's checkpoints over HTTP; the value is the address and the public key of the witness."""
+    key = ledger.private_key()
+    assert key is not None, "a ledger that has begun"
+    witness, logs = Witness(home), [key.public]
+
+    def answer(handler: LoopbackHandler, body: bytes) -> tuple[int, object, dict[str, str]]:
+        if handler.command == "POST" and handler.path == "/add-checkpoint":
+            reply = witness.add_checkpoint(body, logs)
+        else:
+            reply = witness.read_published(handler.path.split("/")[1], logs)
+        return reply.status, reply.body, {"Content-Type": reply.kind}
+
+    with answering(answer) as url:
+        yield url, witness.key().public.vkey

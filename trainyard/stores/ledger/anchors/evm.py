@@ -40,23 +40,12 @@ def read_compiled() -> JsonObject:
     return dict(json.loads(COMPILED.read_text(encoding="utf-8")))
 
 
-@contextmanager
-def translate_chain_errors() -> Iterator[None]:
-    """Raise `Unavailable` for what web3 raises; its texts may contain the node's address with a key."""
-    import requests  # web3's client of HTTP
-    from web3.exceptions import Web3Exception
-
-    try:
-        yield
-    except (Web3Exception, requests.RequestException, OSError) as error:
-        raise build_unreachable("The chain does not answer, or refuses.", type(error).__name__) from error
-
-
 class ChainLine:
     """The sender's line of anchors in the contract."""
 
     def __init__(self, setting: EvmAnchor) -> None:
         try:
+            import requests  # web3's client of HTTP
             from web3 import Web3  # an extra; a second to import
         except ModuleNotFoundError as error:
             raise require_package(error, "anchor") from error
@@ -65,7 +54,13 @@ class ChainLine:
         if not url:
             raise InvalidInput(f"The variable {name} of ledger_anchors is not set.", code="E-SETTINGS")
         self.setting = setting
-        self.web3 = Web3(Web3.HTTPProvider(url, request_kwargs={"timeout": REQUEST_S}))
+        self.session = requests.Session()
+        options = {"timeout": REQUEST_S}
+        # A transaction is not sent again blindly: the next try looks up whether it has arrived.
+        provider = Web3.HTTPProvider(
+            url, request_kwargs=options, session=self.session, exception_retry_configuration=None
+        )
+        self.web3 = Web3(provider)
         try:
             self.account: Any = self.web3.eth.account.from_key(read_secret(setting.key, "The key of the EVM sender"))
         except InvalidInput:
@@ -118,10 +113,24 @@ class ChainLine:
         return seen
 
 
+@contextmanager
+def open_line(setting: EvmAnchor) -> Iterator[ChainLine]:
+    """Open the sender's line, and raise `Unavailable` for what web3 raises: its texts may contain a key of the node."""
+    line = ChainLine(setting)
+    import requests  # web3's client of HTTP
+    from web3.exceptions import Web3Exception  # an extra
+
+    try:
+        yield line
+    except (Web3Exception, requests.RequestException, OSError) as error:
+        raise build_unreachable("The chain does not answer, or refuses.", type(error).__name__) from error
+    finally:
+        line.session.close()
+
+
 def place_on_chain(setting: EvmAnchor, head: Head, _records: Sequence[AnchorRecord]) -> PlacedCheckpoint:
     """Send the checkpoint to the contract; one that is there already, after a lost answer, is not sent again."""
-    line = ChainLine(setting)
-    with translate_chain_errors():
+    with open_line(setting) as line:
         log_id = hash_origin(head.checkpoint.origin)
         before = line.read_seen(line.sender, log_id)
         facts: JsonObject = {"sender": line.sender, "contract": setting.contract, "chain": line.web3.eth.chain_id}
@@ -139,8 +148,7 @@ def place_on_chain(setting: EvmAnchor, head: Head, _records: Sequence[AnchorReco
 
 def look_on_chain(setting: EvmAnchor, origin: str, records: Sequence[AnchorRecord]) -> list[SeenCheckpoint]:
     """Return the anchors in the contract of this sender, and of those before it."""
-    line = ChainLine(setting)
-    with translate_chain_errors():
+    with open_line(setting) as line:
         chain = line.web3.eth.chain_id
         if foreign := [record for record in records if record.facts.get("chain") != chain]:
             raise Corrupt(f"The node is of chain {chain}; {foreign[0].size:,} entries were anchored on another.")
@@ -150,7 +158,7 @@ def look_on_chain(setting: EvmAnchor, origin: str, records: Sequence[AnchorRecor
 
 def deploy_contract(setting: EvmAnchor) -> str:
     """Deploy the contract and return its address."""
-    line, compiled = ChainLine(setting), read_compiled()
-    with translate_chain_errors():
+    compiled = read_compiled()
+    with open_line(setting) as line:
         contract = line.web3.eth.contract(abi=compiled["abi"], bytecode=compiled["bytecode"])
         return str(line.send(contract.constructor())["contractAddress"])
