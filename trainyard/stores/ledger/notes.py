@@ -27,7 +27,7 @@ ED25519, COSIGNATURE, ML_DSA_COSIGNATURE = 1, 4, 6
 """Types of signatures: of the log itself, and of a witness, with its time, by Ed25519 or ML-DSA-44 (FIPS 204)."""
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 KEY_SIZES = {ED25519: KEY_BYTES, COSIGNATURE: KEY_BYTES, ML_DSA_COSIGNATURE: 1312}
-MAX_NOTE_BYTES = 64 << 10
+MAX_NOTE_BYTES, MAX_NAME_BYTES = 64 << 10, 255
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,13 @@ def cosigned_message(text: str, time_s: int) -> bytes:
 
 
 def cosigned_tree(name: str, text: str, time_s: int) -> bytes:
-    """Return the message of an ML-DSA-44 cosignature (`cosigned_message` of tlog-cosignature): a whole tree."""
+    """Return the message of an ML-DSA-44 cosignature (`cosigned_message` of tlog-cosignature) about a whole tree.
+
+    It is empty where a name is longer than the format allows.
+    """
     checkpoint = parse_checkpoint(text)
+    if max(len(name.encode()), len(checkpoint.origin.encode())) > MAX_NAME_BYTES:
+        return b""
     names = [bytes([len(part)]) + part for part in (name.encode(), checkpoint.origin.encode())]
     sizes = bytes(8) + checkpoint.size.to_bytes(8, "big")
     return b"subtree/v1\n\0" + names[0] + time_s.to_bytes(8, "big") + names[1] + sizes + checkpoint.root
@@ -155,7 +160,8 @@ class Note:
                 ):
                     yield time_s
             elif key.kind == ML_DSA_COSIGNATURE:
-                if key.verify(signature[8:], cosigned_tree(key.name, self.text, time_s)):
+                message = cosigned_tree(key.name, self.text, time_s)
+                if message and key.verify(signature[8:], message):
                     yield time_s
             elif key.kind == ED25519 and key.verify(signature, self.text.encode()):
                 yield 0
