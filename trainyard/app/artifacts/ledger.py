@@ -19,16 +19,19 @@ from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavaila
 from trainyard.json_types import JsonObject
 from trainyard.operations import ledger as requests
 from trainyard.stores.files import DISK, make_folders
-from trainyard.stores.ledger import verify_ledger as script
+from trainyard.stores.ledger import checking
 from trainyard.stores.ledger.anchors.keeping import check_records, read_pending, verify_anchors
 from trainyard.stores.ledger.anchors.table import ANCHOR_KINDS
 from trainyard.stores.ledger.checking import LedgerVerification, verify_ledger
-from trainyard.stores.ledger.log import CHECKPOINT, Head, Ledger, list_tile_files
+from trainyard.stores.ledger.log import CHECKPOINT, Head, Ledger
 from trainyard.stores.ledger.merkle import prove_consistency, prove_inclusion, range_root, verify_consistency
 from trainyard.stores.ledger.notes import parse_checkpoint, parse_note, parse_vkey
+from trainyard.stores.ledger.tiles import ENTRIES, list_tiles, pack_entries
 from trainyard.stores.ledger.witnessing import Witness
 from trainyard.stores.whole import create_whole, write_folder, write_whole
 
+SCRIPT = Path(checking.__file__).with_name("verify_ledger.py")
+"""Checks a bundle without this package; it is part of each."""
 PROOF_HEADER = "c2sp.org/tlog-proof@v1"
 SHORTEST = 6
 """Characters of a key or an id that name an entry."""
@@ -228,8 +231,9 @@ def check_anchors(
 
 
 def read_cosigned(ledger: Ledger) -> list[bytes]:
-    folder = ledger.folder / "cosigned"
-    return [path.read_bytes() for path in sorted(folder.glob("*"))] if folder.is_dir() else []
+    """Return the checkpoints that witnesses have cosigned, brought by hand or by an anchor."""
+    paths = [*ledger.folder.glob("cosigned/*"), *ledger.folder.glob("anchors/*.checkpoint")]
+    return [path.read_bytes() for path in sorted(paths) if not path.name.startswith(".")]
 
 
 def prove(request: requests.LedgerProveInput, context: Context) -> LedgerProof:
@@ -283,14 +287,21 @@ def export(request: requests.LedgerExportInput, context: Context) -> ExportedLed
     }
 
     def write(folder: Path) -> None:
-        for path in [CHECKPOINT, *(name for name in list_tile_files(DISK, ledger.folder))]:
+        files = {
+            tile.path: pack_entries(list(head.tiles.entries(tile.number)))
+            if tile.level == ENTRIES
+            else head.tiles.read(tile)
+            for tile in list_tiles(head.size)
+        }
+        for kept in ("cosigned", "anchors"):
+            names = DISK.listdir(ledger.folder / kept) if (ledger.folder / kept).is_dir() else []
+            files |= {f"{kept}/{name}": (ledger.folder / kept / name).read_bytes() for name in names if name[0] != "."}
+        files |= {CHECKPOINT: read_checkpoint(head).encode(), "key": f"{result.key}\n".encode()}
+        files |= {SCRIPT.name: SCRIPT.read_bytes()}
+        files |= {f"entry-{seq}.tlog-proof": proof.encode() for seq, proof in proofs.items()}
+        for path, data in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes((ledger.folder / path).read_bytes())
-        (folder / CHECKPOINT).write_text(read_checkpoint(head), encoding="utf-8")
-        (folder / "key").write_text(f"{result.key}\n", encoding="utf-8")
-        (folder / "verify_ledger.py").write_bytes(Path(script.__file__).read_bytes())
-        for seq, proof in proofs.items():
-            (folder / f"entry-{seq}.tlog-proof").write_text(proof, encoding="utf-8")
+            (folder / path).write_bytes(data)
 
     write_folder(target, write, facts=None)
     return ExportedLedger(folder=target, entries=head.size, proofs=len(proofs))

@@ -192,7 +192,7 @@ def test_a_checkpoint_that_was_removed_at_the_anchor_is_noticed(setting: dict[st
     elif kind == "timestamp":
         next((home / "ledger" / "anchors").glob("*.token")).write_bytes(b"another")
     elif kind == "witness":
-        next((home / "ledger" / "anchors").glob("*.token")).unlink()
+        next((home / "ledger" / "anchors").glob("*.checkpoint")).unlink()
     else:
         return  # nobody can
     assert check(context).problems

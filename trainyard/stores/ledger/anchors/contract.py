@@ -35,9 +35,9 @@ class AnchorRecord:
     """Place of the checkpoint at the anchor, for people."""
     facts: JsonObject
     note: bytes = b""
-    """The anchored checkpoint."""
+    """The anchored checkpoint; with the cosignature of a witness."""
     token: bytes = b""
-    """What the anchor answered, where it is checked without it: a timestamp, or a cosigned checkpoint."""
+    """The timestamp of an authority."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class PlacedCheckpoint:
     where: str
     facts: JsonObject = field(default_factory=dict)
     token: bytes = b""
+    note: bytes = b""
+    """The checkpoint with what the anchor added to it, if anything."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Anchoring: which anchors lack the newest entries, what they have, and what this home keeps about it.
 
     ledger/anchors/000000200-office.json         where and when, with the digests of the next two
-    ledger/anchors/000000200-office.checkpoint   the anchored checkpoint
-    ledger/anchors/000000200-office.token        what the anchor answered: a timestamp (DER), a cosigned checkpoint
+    ledger/anchors/000000200-office.checkpoint   the anchored checkpoint, with the cosignature of a witness
+    ledger/anchors/000000200-office.token        the timestamp of an authority (DER)
     access/anchors.json                          the anchors that were not reached, and when they are tried again
 
 Each checkpoint that is anchored, and each outage of an anchor, has an entry in the ledger. Nothing waits for an anchor.
@@ -198,7 +198,7 @@ def anchor_at(ledger: Ledger, head: Head, name: str, setting: AnchorSetting, now
     assert head.note is not None
     record = AnchorRecord(
         name, setting.kind, head.checkpoint.origin, head.size, head.checkpoint.root.hex(), round(now(), 3),
-        placed.where, placed.facts, head.note.data, placed.token,
+        placed.where, placed.facts, placed.note or head.note.data, placed.token,
     )  # fmt: skip
     return AnchorOutcome(name, setting.kind, record, is_new=True)
 

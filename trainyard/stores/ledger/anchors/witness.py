@@ -73,13 +73,13 @@ def place_at_witness(setting: WitnessAnchor, head: Head, records: Sequence[Ancho
     times = list(note.times(key))
     if not times:
         raise Corrupt(f"The answer is not signed by the witness {key.name}.")
-    return PlacedCheckpoint(f"cosigned by {key.name}", {"witness": key.vkey, "cosigned": times[-1]}, note.data)
+    return PlacedCheckpoint(f"cosigned by {key.name}", {"witness": key.vkey, "cosigned": times[-1]}, note=note.data)
 
 
 def look_at_witness(setting: WitnessAnchor, origin: str, records: Sequence[AnchorRecord]) -> list[SeenCheckpoint]:
     """Return the cosigned checkpoints that are kept here, and the newest one that the witness publishes."""
     key = parse_vkey(setting.key)
-    seen = [read_cosigned(parse_note(record.token), key, origin) for record in records]
+    seen = [read_cosigned(parse_note(record.note), key, origin) for record in records]
     status, _, body = request_witness(setting, "GET", f"{hash_origin(origin)}/{CHECKPOINT}")
     if status == OK:
         seen.append(read_cosigned(parse_note(body), key, origin))
