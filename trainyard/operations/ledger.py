@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from trainyard.json_types import JsonObject
 from trainyard.operations.artifacts import format_time
 from trainyard.operations.base import Request, Tenant
 from trainyard.operations.fields import Argument, Option
@@ -98,13 +99,16 @@ class LedgerRotateInput(Request):
 
 
 def format_kind(entry: LedgerEntry) -> str:
-    return f"{entry.entry['kind']}{' (reused)' if entry.entry.get('reused') else ''}"
+    marks = {"reused": "reused", "unledgered": "late"}
+    notes = [mark for name, mark in marks.items() if entry.entry.get(name)]
+    return " ".join([str(entry.entry["kind"]), *(f"({mark})" for mark in notes)])
 
 
 def ledger_log_text(result: LedgerEntries) -> str:
     """Return a line for each entry."""
+    missing = [f"not in the ledger yet: {format_missing(row)}" for row in result.unledgered]
     if not result.entries:
-        return "no entries"
+        return "\n".join([*missing, "no entries"])
     rows = [
         (
             str(item.seq),
@@ -118,7 +122,14 @@ def ledger_log_text(result: LedgerEntries) -> str:
         for item in result.entries
     ]
     more = f"\nmore: --before {result.entries[-1].seq}" if result.more else ""
-    return format_table(rows, ("entry", "time (UTC)", "kind", "run", "node", "tenant", "theme")) + more
+    table = format_table(rows, ("entry", "time (UTC)", "kind", "run", "node", "tenant", "theme")) + more
+    return "\n".join([*missing, table])
+
+
+def format_missing(row: JsonObject) -> str:
+    """Return an entry that could not be written, and why."""
+    subject = row.get("version") or row.get("run") or ""
+    return f"{row['kind']} {subject} of {format_time(float(row['time']))} UTC ({row['code']})"
 
 
 def ledger_entry_text(result: LedgerEntry) -> str:

@@ -27,6 +27,7 @@ from trainyard.stores.ledger.log import CHECKPOINT, Head, Ledger
 from trainyard.stores.ledger.merkle import prove_consistency, prove_inclusion, range_root, verify_consistency
 from trainyard.stores.ledger.notes import parse_checkpoint, parse_note, parse_vkey
 from trainyard.stores.ledger.tiles import ENTRIES, list_tiles, pack_entries
+from trainyard.stores.ledger.unledgered import UnledgeredFile
 from trainyard.stores.ledger.witnessing import Witness
 from trainyard.stores.whole import create_whole, write_folder, write_whole
 
@@ -52,6 +53,8 @@ class LedgerEntries(Response):
     """Entries of the whole log."""
     more: bool = False
     """Whether there are older ones."""
+    unledgered: tuple[JsonObject, ...] = ()
+    """Entries that could not be written, with `time` and `code`; the next entry brings them along."""
 
 
 class LedgerFault(Response):
@@ -151,7 +154,12 @@ def list_entries(request: requests.LedgerLogInput, context: Context) -> LedgerEn
         limit=request.limit + 1, before=request.before, kind=request.kind, run=request.run, tenant=tenant
     )
     entries = tuple(build_entry(head, seq) for seq in numbers[: request.limit])
-    return LedgerEntries(entries=entries, size=head.size, more=len(numbers) > request.limit)
+    missing = tuple(
+        {**entry.draft, "time": entry.time, "code": entry.code}
+        for entry in UnledgeredFile.of_ledger(ledger).read()
+        if not tenant or entry.draft.get("tenant") == tenant
+    )
+    return LedgerEntries(entries=entries, size=head.size, more=len(numbers) > request.limit, unledgered=missing)
 
 
 def find_entry(word: str, ledger: Ledger, context: Context) -> tuple[Head, int]:
@@ -192,12 +200,25 @@ def verify(request: requests.LedgerVerifyInput, context: Context) -> LedgerCheck
         notes = [parse_note(data) for data in read_cosigned(ledger)]
         if not any(note.is_signed_by(key) for note in notes):
             result.add("cosigned", f"The witness {key.name} has cosigned no checkpoint that is kept here.")
+    result.notes += list_gaps(ledger, result)
     anchored, checks = check_anchors(ledger, result, request, context)
     faults = tuple(LedgerFault(**asdict(problem)) for problem in result.problems)
     return LedgerCheck(
         origin=result.origin, size=result.size, root=result.root, key=result.key, problems=faults,
         notes=tuple(result.notes), witnessed=tuple(result.witnessed), anchored=anchored, anchors=checks,
     )  # fmt: skip
+
+
+def list_gaps(ledger: Ledger, result: LedgerVerification) -> list[str]:
+    """Return the steps that are not in the ledger, and the entries that were added later than their step."""
+    lines = [
+        f"not in the ledger: {entry.draft['kind']} {entry.draft.get('version') or entry.draft.get('run') or ''} "
+        f"({entry.code}); the next entry brings it along"
+        for entry in UnledgeredFile.of_ledger(ledger).read()
+    ]
+    if result.late:
+        lines.append(f"added later than their step, with the reason: entries {', '.join(map(str, result.late))}")
+    return lines
 
 
 def check_anchors(

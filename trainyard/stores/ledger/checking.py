@@ -17,7 +17,7 @@ from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.json_types import JsonObject
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.ledger.index import LedgerIndex
-from trainyard.stores.ledger.log import CHECKPOINT, OPENED, ROTATED, Head, Ledger, list_tile_files
+from trainyard.stores.ledger.log import CHECKPOINT, LATE, OPENED, ROTATED, Head, Ledger, list_tile_files
 from trainyard.stores.ledger.merkle import hash_leaf, hash_node, tree_root
 from trainyard.stores.ledger.notes import PublicKey, parse_checkpoint, parse_note, parse_vkey
 from trainyard.stores.ledger.tiles import ENTRIES, HASH_BYTES, WIDTH, Tile, list_tiles, unpack_entries
@@ -47,6 +47,8 @@ class LedgerVerification:
     problems: list[LedgerProblem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Facts that are not problems, such as tiles that a writer left which was interrupted."""
+    late: list[int] = field(default_factory=list)
+    """Entries that were added later than their step, because they could not be written then."""
     witnessed: list[str] = field(default_factory=list)
     """Cosigned checkpoints that this log contains."""
 
@@ -172,6 +174,8 @@ def check_contents(entries: list[bytes | None], result: LedgerVerification) -> l
             result.add(where, f"The entry says that it is number {row.get('seq')}.", seq)
         elif (first := keys.setdefault(str(row.get("key")), seq)) != seq:
             result.add(where, f"The entry has the key of entry {first}.", seq)
+        elif LATE in row:
+            result.late.append(seq)
     return rows
 
 
