@@ -13,6 +13,7 @@ from trainyard.settings import Settings
 from trainyard.stores.ledger.anchors.evm import deploy_contract
 from trainyard.stores.ledger.anchors.keeping import AnchorOutcome, anchor_ledger, list_due
 from trainyard.stores.ledger.anchors.table import ANCHOR_KINDS
+from trainyard.stores.ledger.audit_stream import commit_audit
 from trainyard.stores.ledger.log import Ledger
 
 
@@ -60,7 +61,10 @@ def anchor(request: requests.LedgerAnchorInput, context: Context) -> AnchoredLed
         if len(chains) != 1:
             raise InvalidInput("--deploy needs one anchor of the kind evm: name it with --to.", code="E-PARAMETER")
         return AnchoredLedger(contract=deploy_contract(chains[0]))
-    outcomes = anchor_ledger(Ledger.at_home(context.settings.home), chosen)
+    ledger = Ledger.at_home(context.settings.home)
+    ledger.head()
+    commit_audit(ledger)
+    outcomes = anchor_ledger(ledger, chosen)
     return AnchoredLedger(anchors=tuple(map(describe_outcome, outcomes)))
 
 

@@ -22,6 +22,7 @@ from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.ledger import checking
 from trainyard.stores.ledger.anchors.keeping import check_records, read_pending, verify_anchors
 from trainyard.stores.ledger.anchors.table import ANCHOR_KINDS
+from trainyard.stores.ledger.audit_stream import check_audit, list_audited
 from trainyard.stores.ledger.checking import LedgerVerification, verify_ledger
 from trainyard.stores.ledger.log import CHECKPOINT, Head, Ledger
 from trainyard.stores.ledger.merkle import prove_consistency, prove_inclusion, range_root, verify_consistency
@@ -210,12 +211,18 @@ def verify(request: requests.LedgerVerifyInput, context: Context) -> LedgerCheck
 
 
 def list_gaps(ledger: Ledger, result: LedgerVerification) -> list[str]:
-    """Return the steps that are not in the ledger, and the entries that were added later than their step."""
+    """Return the steps that are not in the ledger, and the entries that were added later than their step.
+
+    Lines of the audit log that are not those that the ledger names are added to the problems.
+    """
     lines = [
         f"not in the ledger: {entry.draft['kind']} {entry.draft.get('version') or entry.draft.get('run') or ''} "
         f"({entry.code}); the next entry brings it along"
         for entry in UnledgeredFile.of_ledger(ledger).read()
     ]
+    if not result.problems:
+        for problem in check_audit(ledger, ledger.head(), list_audited(ledger)):
+            result.add("audit", f"{problem[0].upper()}{problem[1:]}.")
     if result.late:
         lines.append(f"added later than their step, with the reason: entries {', '.join(map(str, result.late))}")
     return lines

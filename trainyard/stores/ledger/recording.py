@@ -19,10 +19,10 @@ from trainyard.stores.ledger.unledgered import UnledgeredEntry, UnledgeredFile, 
 DATA_READ, GENERATED, VALIDATED, TRAINED = "data_read", "generated", "validated", "trained"
 EVALUATED, DEPLOYED, PUBLISHED, PROMOTED = "evaluated", "deployed", "published", "promoted"
 PAUSED, RESUMED, FAILED, RENTED, PAID = "paused", "resumed", "failed", "rented", "paid"
-ANCHORED, ANCHOR_FAILED = "anchored", "anchor_failed"
+ANCHORED, ANCHOR_FAILED, AUDITED = "anchored", "anchor_failed", "audited"
 KINDS = (
     DATA_READ, GENERATED, VALIDATED, TRAINED, EVALUATED, DEPLOYED, PUBLISHED, PROMOTED, PAUSED, RESUMED, FAILED,
-    RENTED, PAID, ANCHORED, ANCHOR_FAILED,
+    RENTED, PAID, ANCHORED, ANCHOR_FAILED, AUDITED,
 )  # fmt: skip
 _LEDGERS: dict[Path, Ledger] = {}
 _LOCK = threading.Lock()
