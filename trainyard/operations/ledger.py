@@ -101,6 +101,7 @@ class LedgerRotateInput(Request):
 def format_kind(entry: LedgerEntry) -> str:
     marks = {"reused": "reused", "unledgered": "late"}
     notes = [mark for name, mark in marks.items() if entry.entry.get(name)]
+    notes += [str(entry.entry["anchor"])] if "anchor" in entry.entry else []
     return " ".join([str(entry.entry["kind"]), *(f"({mark})" for mark in notes)])
 
 
