@@ -23,6 +23,7 @@ from trainyard.stores.ledger.notes import PublicKey, parse_checkpoint, parse_not
 from trainyard.stores.ledger.tiles import ENTRIES, HASH_BYTES, WIDTH, Tile, list_tiles, unpack_entries
 
 MOST_PROBLEMS = 50
+CLOCK_TOLERANCE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def verify_ledger(ledger: Ledger, key: PublicKey | None = None) -> LedgerVerific
     entries = read_entries(head, result)
     leaves = check_leaves(head, entries, result)
     rows = check_contents(entries, result)
+    check_times(rows, ledger.now(), result)
     check_signature(ledger, head, rows, key, result)
     check_upper_tiles(ledger, head, leaves, result)
     check_other_files(ledger, head, leaves, result)
@@ -177,6 +179,17 @@ def check_contents(entries: list[bytes | None], result: LedgerVerification) -> l
         elif LATE in row:
             result.late.append(seq)
     return rows
+
+
+def check_times(rows: list[JsonObject | None], now_s: float, result: LedgerVerification) -> None:
+    """Note the entries from the future: a clock was ahead then, or it is behind now; the order of entries is certain."""
+    ahead = [seq for seq, row in enumerate(rows) if row and is_ahead(row.get("time"), now_s)]
+    if ahead:
+        result.notes.append(f"{len(ahead)} entries are from the future, the first is {ahead[0]}: a clock was wrong.")
+
+
+def is_ahead(time_s: object, now_s: float) -> bool:
+    return isinstance(time_s, int | float) and time_s > now_s + CLOCK_TOLERANCE_S
 
 
 def parse_entry(data: bytes | None) -> JsonObject | None:
