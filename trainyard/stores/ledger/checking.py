@@ -182,7 +182,7 @@ def check_contents(entries: list[bytes | None], result: LedgerVerification) -> l
 
 
 def check_times(rows: list[JsonObject | None], now_s: float, result: LedgerVerification) -> None:
-    """Note the entries from the future: a clock was ahead then, or it is behind now; the order of entries is certain."""
+    """Note the entries from the future: a clock was ahead then, or is behind now; their order is certain."""
     ahead = [seq for seq, row in enumerate(rows) if row and is_ahead(row.get("time"), now_s)]
     if ahead:
         result.notes.append(f"{len(ahead)} entries are from the future, the first is {ahead[0]}: a clock was wrong.")

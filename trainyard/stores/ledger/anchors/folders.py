@@ -21,7 +21,7 @@ from trainyard.stores.ledger.anchors.contract import (
 )
 from trainyard.stores.ledger.log import Head
 from trainyard.stores.ledger.notes import hash_origin, parse_checkpoint, parse_note
-from trainyard.stores.repositories.bucket import open_bucket
+from trainyard.stores.repositories.bucket import BucketStorage, open_bucket
 from trainyard.stores.whole import create_whole
 
 if TYPE_CHECKING:
@@ -76,6 +76,12 @@ def look_in_folder(setting: FolderAnchor, origin: str, _records: Sequence[Anchor
 # A bucket
 
 
+def open_archive(setting: BucketAnchor) -> BucketStorage:
+    """Open the bucket. S3 takes no object into a bucket with retention whose checksum is not sent along."""
+    options = {"checksum_algorithm": "SHA256"} if setting.address.startswith("s3://") else {}
+    return open_bucket(setting.address, **options)
+
+
 @contextmanager
 def translate_bucket_errors(address: str) -> Iterator[None]:
     """Raise `Unavailable` for what the client of buckets raises."""
@@ -90,7 +96,7 @@ def translate_bucket_errors(address: str) -> Iterator[None]:
 def place_in_bucket(setting: BucketAnchor, head: Head, _records: Sequence[AnchorRecord]) -> PlacedCheckpoint:
     """Create the checkpoint's object; the bucket's retention is what keeps it."""
     assert head.note is not None
-    bucket = open_bucket(setting.address)
+    bucket = open_archive(setting)
     name = f"{hash_origin(head.checkpoint.origin)}/{name_checkpoint(head.size)}"
     where = f"{setting.address.rstrip('/')}/{name}"
     with translate_bucket_errors(setting.address):
@@ -100,7 +106,7 @@ def place_in_bucket(setting: BucketAnchor, head: Head, _records: Sequence[Anchor
 
 
 def look_in_bucket(setting: BucketAnchor, origin: str, _records: Sequence[AnchorRecord]) -> list[SeenCheckpoint]:
-    bucket = open_bucket(setting.address)
+    bucket = open_archive(setting)
     seen = []
     with translate_bucket_errors(setting.address):
         for item in bucket.list(f"{hash_origin(origin)}/"):
