@@ -108,11 +108,11 @@ def check(folder: pathlib.Path, log: str, witnesses: set[str]) -> None:
         witnesses = witnesses - cosigned
     require(not witnesses, f"nothing is cosigned by {witnesses}")
     for path in sorted(folder.glob("anchors/*.json")):
-        record, note, token = json.loads(path.read_text()), path.with_suffix(".checkpoint"), path.with_suffix(".token")
-        digests = [sha(file.read_bytes()) if file.is_file() else b"" for file in (note, token)]
+        record, files = json.loads(path.read_text()), [path.with_suffix(end) for end in (".checkpoint", ".token")]
+        digests = [sha(file.read_bytes()) if file.is_file() else b"" for file in files]
         recorded = [bytes.fromhex(record["note_sha256"]), bytes.fromhex(record["token_sha256"])]
         require(digests == recorded, f"{path.name} has other files")
-        stamped = record["kind"] != "timestamp" or digests[0] in token.read_bytes()
+        stamped = record["kind"] != "timestamp" or digests[0] in files[1].read_bytes()
         require(stamped, f"{path.name} has a timestamp of something else")
         print(f"{path.name}: ask {record['name']} ({record['kind']}) for {record['where']}")
 

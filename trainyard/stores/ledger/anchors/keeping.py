@@ -94,8 +94,8 @@ def read_records(ledger: Ledger, name: str = "") -> list[AnchorRecord]:
         try:
             value = read_versioned("anchor", path.read_bytes(), path)
             value.pop("schema_version", None)
-            files = {part: read_part(path, part, str(value.pop(f"{part}_sha256"))) for part in ("note", "token")}
-            record = AnchorRecord(**value, **files)
+            files = {part: read_part(path, part, str(value.pop(f"{part}_sha256"))) for part in PARTS}
+            record = AnchorRecord(**(value | files))
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(f"{path.name} of the anchors cannot be read, or was changed: {error}.") from error
         if not name or record.name == name:
