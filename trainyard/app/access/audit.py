@@ -229,7 +229,7 @@ def verify_audit(request: Nothing, context: Context) -> AuditCheck:
 
 
 def commit_if_due(home: Path) -> None:
-    """Let the ledger name the last line, where it has had no entry for a minute: services do it by themselves."""
+    """Let the ledger name the last line, where it has had no entry for a minute; services do it on a thread."""
     ledger = Ledger.at_home(home)
     if is_due(ledger):
         commit_audit(ledger)

@@ -113,7 +113,7 @@ class UnledgeredFile:
             except (InvalidInput, LimitExceeded) as error:
                 if is_disk_full(error):
                     raise
-                return append(*drafts)  # what is kept was changed by hand, and stays for whoever looks at it
+                return append(*drafts)  # what is kept was changed by hand, and stays for the operator to look at
             self.path.unlink(missing_ok=True)
         return receipts
 

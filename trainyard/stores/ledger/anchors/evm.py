@@ -150,8 +150,8 @@ def look_on_chain(setting: EvmAnchor, origin: str, records: Sequence[AnchorRecor
     """Return the anchors in the contract of this sender, and of those before it."""
     with open_line(setting) as line:
         chain = line.web3.eth.chain_id
-        if foreign := [record for record in records if record.facts.get("chain") != chain]:
-            raise Corrupt(f"The node is of chain {chain}; {foreign[0].size:,} entries were anchored on another.")
+        if elsewhere := [record for record in records if record.facts.get("chain") != chain]:
+            raise Corrupt(f"The node is of chain {chain}; {elsewhere[0].size:,} entries were anchored on another.")
         senders = dict.fromkeys([line.sender, *(str(record.facts.get("sender")) for record in records)])
         return [seen for sender in senders for seen in line.read_seen(sender, hash_origin(origin))]
 

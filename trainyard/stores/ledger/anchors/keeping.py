@@ -31,7 +31,7 @@ from trainyard.stores.whole import write_json_durably, write_whole
 
 FIRST_RETRY_S, LAST_RETRY_S = 60.0, 3600.0
 OWN_KINDS = (ANCHORED, ANCHOR_FAILED)
-"""Entries that alone are no reason to anchor again."""
+"""Entries about anchors alone: the log is not anchored again because of them."""
 Settings = Mapping[str, AnchorSetting]
 
 

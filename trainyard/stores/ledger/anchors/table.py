@@ -19,7 +19,7 @@ from trainyard.stores.ledger.anchors.witness import look_at_witness, place_at_wi
 ANCHOR_KINDS: Mapping[str, AnchorKind] = {
     "folder": AnchorKind(
         place_in_folder, look_in_folder,
-        "these entries were there then, to all who trust whoever can write to that folder",
+        "these entries were there then, to all who trust those who can write to that folder",
     ),
     "bucket": AnchorKind(
         place_in_bucket, look_in_bucket,

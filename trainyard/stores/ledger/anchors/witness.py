@@ -20,7 +20,7 @@ from trainyard.stores.ledger.notes import Note, PublicKey, hash_origin, parse_ch
 
 SIZE_TYPE = "text/x.tlog.size"
 NOT_FOUND = (404, 405)
-OK, CONFLICT, FOREIGN = 200, 409, 422
+OK, CONFLICT, ANOTHER_HISTORY = 200, 409, 422
 
 
 def write_request(head: Head, old: int) -> bytes:
@@ -57,7 +57,7 @@ def place_at_witness(setting: WitnessAnchor, head: Head, records: Sequence[Ancho
                 why="It was cut, or put back to an earlier state.",
             )
         status, _, body = request_witness(setting, "POST", "add-checkpoint", write_request(head, old))
-    if status == FOREIGN:
+    if status == ANOTHER_HISTORY:
         raise Corrupt(
             f"The witness {key.name} has seen {old:,} entries that are not the beginning of this log.",
             why="It was written anew.",
