@@ -44,7 +44,7 @@ THREADS, APPENDS = 128, size(2560, 128)
 CHAIN_S, APPENDS_OF_CHAIN = 5.0, 2
 """A chain of two nodes with the smallest training of the tests, and its appends."""
 TEXT = "x" * 600
-REQUESTS, COVER_EVERY_S = size(2000, 100), 0.05
+REQUESTS, COVER_EVERY_S = size(8000, 100), 0.05
 
 
 def make_log(home: Path) -> Ledger:

@@ -76,7 +76,8 @@ def read_secret_file(path: Path, purpose: str) -> str:
             f"{purpose} cannot be read: {error}.", do="Correct its path in trainyard.toml.", code="E-PARAMETER"
         ) from error
     if mode & FOR_OTHERS:
-        raise InvalidInput(f"Others may read {path}: {purpose}.", do=f"Run `chmod 600 {path}`.", code="E-PARAMETER")
+        name = purpose[0].lower() + purpose[1:]
+        raise InvalidInput(f"Others may read {name}, {path}.", do=f"Run `chmod 600 {path}`.", code="E-PARAMETER")
     return text
 
 
