@@ -180,7 +180,7 @@ def anchor_line(anchor: AnchorResult) -> str:
 
 TAMPER_EVIDENT = (
     "Nothing was changed since it was signed. This is tamper-evident, not tamper-proof: who has this home's key and\n"
-    "its disk can write another log. Keep this root elsewhere, or have a witness cosign it."
+    "its disk can write another log. Keep this root elsewhere, have a witness cosign it, or anchor it."
 )
 
 

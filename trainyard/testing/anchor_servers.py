@@ -17,7 +17,7 @@ from typing import Any
 
 from trainyard.stores.ledger.log import Ledger
 from trainyard.stores.ledger.witnessing import Witness
-from trainyard.testing.loopback import LoopbackHandler, answering
+from trainyard.testing.loopback import Answer, LoopbackHandler, answering
 
 TSA_CONFIG = """
 [tsa]
@@ -86,7 +86,7 @@ class EvmChain:
     """So many of the next transactions reach the chain, and their answer does not reach the client."""
     calls: list[str] = field(default_factory=list)
 
-    def answer(self, _handler: LoopbackHandler, body: bytes) -> tuple[int, object]:
+    def answer(self, _handler: LoopbackHandler, body: bytes) -> Answer:
         from eth_tester.exceptions import TransactionFailed  # an extra
         from eth_utils.exceptions import ValidationError
         from web3 import Web3
@@ -101,7 +101,7 @@ class EvmChain:
             reply = {"jsonrpc": "2.0", "error": {"code": -32000, "message": str(error)}}
         if request["method"] == "eth_sendRawTransaction" and self.lost_replies:
             self.lost_replies -= 1
-            return 503, "the answer is lost"
+            return 503, "the answer is lost", {"Connection": "close"}
         return 200, json.loads(Web3.to_json({**reply, "id": request["id"]}))
 
 
