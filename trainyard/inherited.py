@@ -155,10 +155,16 @@ def service_environment(name: str, settings: Settings, keys: Iterable[str] = ())
 
 
 def key_variables(settings: Settings) -> frozenset[str]:
-    """The variables with the keys of endpoints, of step services, of checkpoints and of the data worker."""
+    """The variables with the keys of endpoints, of step services, of checkpoints, of the data worker and of anchors."""
     names = frozenset(endpoint.api_key_env for endpoint in settings.endpoints.values() if endpoint.api_key_env)
-    names |= STEP_KEYS | {settings.data_worker_key_env}
+    names |= STEP_KEYS | {settings.data_worker_key_env} | anchor_variables(settings)
     return names | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
+
+
+def anchor_variables(settings: Settings) -> frozenset[str]:
+    """The variables that anchors of the ledger name: the key of a sender, and an address with a key in it."""
+    chains = [anchor for anchor in settings.ledger_anchors.values() if anchor.kind == "evm"]
+    return frozenset(name for anchor in chains for text in (anchor.key, anchor.url) if (name := key_variable(text)))
 
 
 def is_key_missing(variable: str | None) -> bool:
