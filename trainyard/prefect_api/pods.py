@@ -73,7 +73,7 @@ async def delete_job(address: str) -> str:
 
     namespace, _, name = address.partition(":")
     try:
-        config.load_incluster_config()
+        config.load_incluster_config()  # type: ignore[no-untyped-call]
         api = kubernetes.ApiClient()
     except config.ConfigException:
         api = await config.new_client_from_config()

@@ -59,13 +59,16 @@ def ensure_queue(prefect: SyncPrefectClient, pool: str, queue: str) -> None:
 
 def find_worker_class(kind: str) -> type[BaseWorker[Any, Any, Any]]:
     """Return Prefect's worker of a type of pool."""
+    worker: type[BaseWorker[Any, Any, Any]]
     if kind == "kubernetes":
         from prefect_kubernetes.worker import KubernetesWorker  # extra kubernetes
 
-        return KubernetesWorker
-    from prefect_gcp.workers.vertex import VertexAIWorker  # extra vertex
+        worker = KubernetesWorker
+    else:
+        from prefect_gcp.workers.vertex import VertexAIWorker  # extra vertex
 
-    return VertexAIWorker
+        worker = VertexAIWorker
+    return worker
 
 
 def render_template(settings: Settings) -> dict[str, Any]:

@@ -146,14 +146,15 @@ def describe_api(path: str) -> Object | None:
         ]
 
     batch = {"groupVersion": "batch/v1", "version": "v1"}
-    return {
+    routes: dict[str, Object] = {
         "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0-double"},
         "/api": {"kind": "APIVersions", "versions": ["v1"]},
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1",
                   "groups": [{"name": "batch", "versions": [batch], "preferredVersion": batch}]},
         "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": resources("v1")},
         "/apis/batch/v1": {"kind": "APIResourceList", "groupVersion": "batch/v1", "resources": resources("batch/v1")},
-    }.get(path)  # fmt: skip
+    }  # fmt: skip
+    return routes.get(path)
 
 
 def make_handler(cluster: ClusterDouble) -> type[LoopbackHandler]:
