@@ -149,9 +149,13 @@ class NodeContext:
         Raises `TrainyardError` (`E-STOPPED`) when this process has been asked to end: the process that continues the
         run makes the result again. A pause lets it finish.
         """
+        self.require_running()
+        self.show(fraction, text)
+
+    def require_running(self) -> None:
+        """Raise `TrainyardError` (`E-STOPPED`) when this process has been asked to end."""
         if INTERRUPTED.is_set():
             raise TrainyardError("The node was stopped: its process has to end.", code=STOPPED)
-        self.show(fraction, text)
 
     def show(self, fraction: float, text: str) -> None:
         """Like `report` for a supervised child, which is stopped by its supervisor."""

@@ -63,7 +63,9 @@ def make_rows(port: Port, count: int, seed: int) -> list[Row]:
             case Port.SFT:
                 made.append(SftRow([*turns, *answer], *origin, chance.choice(("", f"p{chance.randrange(9)}"))))
             case Port.PREFERENCE:
-                made.append(PreferenceRow(turns, answer, [Message("assistant", " ".join(WORDS[:4]))], *origin))
+                made.append(
+                    PreferenceRow(turns, answer, [Message("assistant", " ".join(chance.choices(WORDS, k=5)))], *origin)
+                )
             case Port.LABELLED:
                 made.append(LabelledRow(turns, answer, chance.random() < 0.5, *origin))
             case Port.PROMPTS:

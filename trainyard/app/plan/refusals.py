@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from trainyard.app.plan.keys import Dependency, dependencies, model_digest
 from trainyard.app.plan.machine import find_base_folder, is_local, list_trainers, read_machine_facts, read_memory_bytes
 from trainyard.app.plan.money import list_spending_refusals
+from trainyard.app.plan.workers import check_workers
 from trainyard.backends.base import probe
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import list_devices
@@ -359,4 +360,6 @@ def sort_by_node(chain: ResolvedChain, reasons: Iterable[Reason]) -> list[Reason
     return sorted(reasons, key=lambda reason: positions.get(reason.node or "", -1))
 
 
-CHAIN_CHECKS = (check_inputs, check_teachers, check_template_choices, check_servers, check_deployments)
+CHAIN_CHECKS = (
+    check_inputs, check_teachers, check_template_choices, check_servers, check_deployments, check_workers,
+)  # fmt: skip

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -120,7 +121,8 @@ class Columns:
             self.parts.setdefault(name, []).append(column)
 
     def save(self, path: Path) -> None:
-        np.savez(path, **{name: np.concatenate(parts) for name, parts in self.parts.items()})
+        columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self.parts.items()}
+        np.savez(path, **columns)
 
 
 def save_vocabulary(vocabulary: Vocabulary, shared: Path) -> None:

@@ -1,0 +1,233 @@
+"""Pieces of a node's work as Prefect tasks on a task runner: threads, processes, Dask or Ray (setting `fan_out`).
+
+Scheduling, retries of a piece whose worker died, and processes on other hosts are the engine's. What is here: a runner
+is started for one node's pieces and stopped after them; a bounded number is submitted at a time; a piece that its
+engine gave up is tried again on a fresh runner, at last alone, so that one that ends its worker each time is named.
+
+A piece's task carries paths, ranges and the node's settings. Its context is not that of the chain's flow, which has the
+chain and is pickled: it names the run, so that the pieces are among the run's tasks, and nothing else. The credential
+of Prefect's API goes to the workers of this machine alone.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import Context
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext, SettingsContext, get_settings_context
+from prefect.results import ResultStore
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_DATABASE_CONNECTION_URL,
+    PREFECT_API_DATABASE_PASSWORD,
+    PREFECT_API_KEY,
+    PREFECT_CLIENT_CUSTOM_HEADERS,
+    PREFECT_SERVER_API_AUTH_STRING,
+    Settings,
+    get_current_settings,
+)
+
+from trainyard.app.plan.workers import describe_differences, list_versions
+from trainyard.data.pieces.contract import Piece, open_piece, run_piece
+from trainyard.data.pieces.table import KINDS
+from trainyard.errors import TrainyardError, Unavailable
+from trainyard.json_types import JsonObject
+from trainyard.prefect_api.runners import ENGINES, Runner
+from trainyard.settings import FanOutSettings
+
+PIECE_TASK = "piece"
+"""Name of the task of a piece, which is not a node."""
+ATTEMPTS = 3
+"""Runners on which a piece is tried; on each, the engine itself repeats a piece whose worker died."""
+BEAT_S = 1.0
+"""How often a caller that waits is asked whether it should."""
+TURN = threading.Lock()
+"""Nodes of one process take turns: each uses all workers, and Ray has one connection a process."""
+
+
+@flow(name="pieces")
+def pieces() -> None:
+    """Stand for the chain's flow where a piece runs."""
+
+
+@task(name=PIECE_TASK, cache_policy=NO_CACHE, persist_result=False, log_prints=False)
+def do_piece(kind: str, piece: Piece, shared: str, versions: Mapping[str, str]) -> JsonObject:
+    """Do a piece on its worker. Raises `Unavailable` (`E-UNAVAILABLE`) on one with other versions."""
+    require_versions(versions)
+    return run_piece(KINDS[kind], piece, Path(shared))
+
+
+def require_versions(versions: Mapping[str, str]) -> None:
+    """Raise `Unavailable` (`E-UNAVAILABLE`) where this worker would leave other bytes."""
+    host = socket.gethostname()
+    if differences := describe_differences(versions, host, list_versions()):
+        raise Unavailable(
+            f"A worker has other versions than the run: {differences}.",
+            why="It might leave other rows than one process would.",
+            do="Install the same packages on the hosts of all workers, and restart the workers.",
+        )
+
+
+@dataclass
+class PrefectFanOut:
+    """Has the pieces of one node done; see the module."""
+
+    settings: FanOutSettings
+    node: str
+    say: Callable[[str], None]
+    """Gets what a user should know."""
+    beat: Callable[[], None]
+    """Is called about once a second; raises when the node should stop."""
+    repeated: int = 0
+    """Attempts after the first runner."""
+
+    @property
+    def pieces(self) -> int:
+        return self.settings.num_pieces
+
+    def __call__(self, kind: str, pieces: Sequence[Piece], shared: Path) -> Generator[Path, None, None]:
+        outcomes: dict[int, Any] = {}
+        following = 0
+        for number, outcome in self.collect(kind, pieces, str(shared)):
+            outcomes[number] = outcome
+            while following in outcomes:
+                outcome = outcomes.pop(following)
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                following += 1
+                yield open_piece(shared, outcome)
+
+    def collect(self, kind: str, pieces: Sequence[Piece], shared: str) -> Iterator[tuple[int, Any]]:
+        """Yield the number and the outcome of each piece as it ends; an error is an outcome."""
+        left, lost = list(range(len(pieces))), dict[int, Exception]()
+        for attempt in range(ATTEMPTS):
+            groups = [left] if attempt + 1 < ATTEMPTS else [[number] for number in left]
+            left = []
+            for group in filter(None, groups):
+                for number, outcome in self.run_group(kind, {n: pieces[n] for n in group}, shared):
+                    if isinstance(outcome, Lost):
+                        left.append(number)
+                        lost[number] = outcome.cause
+                    else:
+                        yield number, outcome
+            left.sort()
+            if left and attempt + 1 < ATTEMPTS:
+                self.repeated += len(left)
+                cause = lost[left[0]]
+                self.say(f"{len(left)} pieces were lost ({type(cause).__name__}: {cause}); they are done again")
+        for number in left:
+            yield number, self.describe_loss(pieces[number], number, lost[number])
+
+    def describe_loss(self, piece: Piece, number: int, cause: Exception) -> TrainyardError:
+        part = ", ".join(f"{name} {value[0]} to {value[1]}" for name, value in piece.items() if isinstance(value, list))
+        return TrainyardError(
+            f"Piece {number} of {self.node} ({part}) did not end on {ATTEMPTS} clusters, at last alone.",
+            why=f"{self.settings.engine} says: {type(cause).__name__}: {cause}",
+            do="Look for a killed worker in the log of its host (memory, most often); smaller pieces (fan_out.pieces) "
+            "need less of it.",
+            code="E-CRASH",
+        )
+
+    def run_group(self, kind: str, pieces: Mapping[int, Piece], shared: str) -> Iterator[tuple[int, Any]]:
+        """Run pieces on a runner of their own; yields `Lost` for one whose worker or cluster is gone."""
+        engine, waiting, futures = ENGINES[self.settings.engine], deque(pieces), dict[int, Any]()
+        ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        common = {"kind": kind, "shared": shared, "versions": list_versions()}
+        with TURN, connect(self.settings) as runner:
+            context = Context()
+            run = FlowRunContext.get()
+            is_remote = self.settings.address is not None
+            context.run(enter_piece_context, get_current_settings(), run, runner, is_remote=is_remote)
+            try:
+                while waiting or futures:
+                    while waiting and len(futures) < self.settings.num_workers + 1:
+                        number = waiting.popleft()
+                        named = do_piece.with_options(task_run_name=f"{self.node}-piece-{number}")
+                        parameters = {**common, "piece": pieces[number]}
+                        futures[number] = context.run(runner.submit, named, parameters)
+                        futures[number].add_done_callback(lambda _, number=number: ended.put(number))
+                    try:
+                        number = ended.get(timeout=BEAT_S)
+                    except queue.Empty:
+                        self.beat()
+                        if engine.is_lost(runner):
+                            yield from (
+                                (n, Lost(ConnectionError("the scheduler is gone"))) for n in [*futures, *waiting]
+                            )
+                            return
+                        continue
+                    yield number, settle(futures.pop(number))
+            finally:
+                for future in futures.values():
+                    engine.give_up(future)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Outcome of a piece whose worker or cluster is gone."""
+
+    cause: Exception
+
+
+def settle(future: Any) -> Any:
+    """Return what a piece left, its own error, or `Lost`."""
+    try:
+        return future.result(raise_on_failure=False)
+    except Exception as cause:  # every engine has classes of its own for a worker that died
+        return Lost(cause)
+
+
+@contextmanager
+def connect(settings: FanOutSettings) -> Iterator[Runner]:
+    """Start or reach the runner. Raises `Unavailable` (`E-SERVER-UNREACHABLE`)."""
+    with ExitStack() as stack:
+        try:
+            runner = stack.enter_context(ENGINES[settings.engine].start(settings))
+        except Exception as error:  # of the engine's own classes
+            raise Unavailable(
+                f"The pieces have no workers: {settings.description} did not start or answer.",
+                why=f"{type(error).__name__}: {error}",
+                do="Start the cluster, or correct fan_out in trainyard.toml.",
+                code="E-SERVER-UNREACHABLE",
+            ) from error
+        yield runner
+
+
+SECRETS = (
+    PREFECT_API_KEY,
+    PREFECT_API_AUTH_STRING,
+    PREFECT_SERVER_API_AUTH_STRING,
+    PREFECT_API_DATABASE_CONNECTION_URL,
+    PREFECT_API_DATABASE_PASSWORD,
+    PREFECT_CLIENT_CUSTOM_HEADERS,
+)
+"""Settings of Prefect that do not leave this machine."""
+
+
+def enter_piece_context(current: Settings, run: FlowRunContext | None, runner: Runner, *, is_remote: bool) -> None:
+    """Enter what the tasks of pieces see of the run, in the empty context of the caller, which ends with it."""
+    profile = get_settings_context().profile
+    if is_remote:
+        current = current.copy_with_update(restore_defaults=SECRETS)
+    SettingsContext(profile=profile, settings=current).__enter__()
+    if run is not None and run.flow_run is not None:
+        FlowRunContext(
+            flow=pieces,
+            flow_run=FlowRun(id=run.flow_run.id, flow_id=run.flow_run.flow_id, name=run.flow_run.name),
+            task_runner=runner,
+            client=run.client,
+            parameters={},
+            result_store=ResultStore(),
+            persist_result=False,
+        ).__enter__()
