@@ -76,7 +76,8 @@ def start_ray(settings: FanOutSettings) -> Iterator[Runner]:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     from prefect_ray import RayTaskRunner  # an extra
 
-    with tempfile.TemporaryDirectory(prefix="ty-ray-", ignore_cleanup_errors=True) as folder:
+    short = min(tempfile.gettempdir(), "/tmp", key=len)  # paths of Unix sockets have at most 107 bytes
+    with tempfile.TemporaryDirectory(prefix="ty-ray-", dir=short, ignore_cleanup_errors=True) as folder:
         local: Mapping[str, Any] = {
             "num_cpus": settings.num_workers, "include_dashboard": False, "object_store_memory": RAY_STORE_BYTES,
             "_temp_dir": folder, "_node_ip_address": LOOPBACK,
