@@ -53,7 +53,9 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(flow_server: FlowServer, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("fan")
-    texts = ((f"What is {n % 17_000} times 2, plus {n % 31}?", f"It is {2 * n}, as {n} is doubled.") for n in range(ROWS))
+    texts = (
+        (f"What is {n % 17_000} times 2, plus {n % 31}?", f"It is {2 * n}, as {n} is doubled.") for n in range(ROWS)
+    )
     rows = ({"instruction": question, "output": answer} for question, answer in texts)
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return Runs(folder, flow_server, tiny_model)
