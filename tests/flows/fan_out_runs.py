@@ -21,7 +21,7 @@ import psutil
 from prefect.client.schemas.objects import State
 
 from flows.chain import chain
-from trainyard.app.run_records import read_events
+from trainyard.app.run_records import read_events, read_result
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.stores.artifacts import open_reference
@@ -67,10 +67,6 @@ def digest(folder: Path) -> str:
 
 def describe(state: State[Any]) -> dict[str, Any]:
     run = settings().runs / str(state.state_details.flow_run_id)
-    result = asyncio.run(state.aresult(raise_on_failure=False))
-    nodes = result["nodes"] if isinstance(result, dict) else []
-    from trainyard.app.run_records import read_result
-
     record = read_result(run)
     outputs = {
         f"{node.id}.{port.value}": digest(open_reference(reference))
@@ -78,10 +74,7 @@ def describe(state: State[Any]) -> dict[str, Any]:
         for port, reference in node.outputs.items()
     }
     texts = [event["text"] for event in read_events(run) if event["event"] in ("note", "warning")] if record else []
-    return {
-        "state": state.name, "message": state.message, "outputs": outputs, "texts": texts, "run": run.name,
-        "nodes": len(nodes),
-    }  # fmt: skip
+    return {"state": state.name, "message": state.message, "outputs": outputs, "texts": texts}
 
 
 def list_left() -> list[str]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.dask_cluster import running_cluster
 from tests.flows.conftest import FlowServer
+from tests.flows.fan_out_runs import has_piece_open
 from trainyard.app.services import service_environment
+from trainyard.callbacks import ignore
 
 LIMIT_S = 280
 ROWS = 24_000
@@ -31,23 +36,29 @@ class Runs:
             "PREFECT_LOGGING_LEVEL": "CRITICAL", "PYTHONPATH": str(REPOSITORY),
         }  # fmt: skip
 
-    def run(self, name: str, fan_out: Mapping[str, Any] | None, kills: int = 0, **more: str) -> dict[str, Any]:
+    def run(
+        self, name: str, fan_out: Mapping[str, Any] | None, kills: int = 0, meanwhile: Callable[[], None] = ignore
+    ) -> dict[str, Any]:
         home = self.folder / name
         environment = {
             **self.environment, "TRAINYARD_HOME": str(home), "TRAINYARD_WORKING_FOLDER": str(self.folder),
-            "TRAINYARD_DEFAULT_BASE_MODEL": str(self.model), "TMPDIR": str(self.folder / "tmp"), **more,
+            "TRAINYARD_DEFAULT_BASE_MODEL": str(self.model), "TMPDIR": str(self.folder / "tmp"),
         }  # fmt: skip
         if fan_out is not None:
             environment["TRAINYARD_FAN_OUT"] = json.dumps(fan_out)
         (self.folder / "tmp").mkdir(exist_ok=True)
         nodes = [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "validator"}]
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.flows.fan_out_runs", str(kills), json.dumps({"name": "t", "nodes": nodes})],
-            cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        print(done.stderr[-3000:])
-        return json.loads(done.stdout.splitlines()[-1])
+        argv = [sys.executable, "-m", "tests.flows.fan_out_runs", str(kills), json.dumps({"name": "t", "nodes": nodes})]
+        process = subprocess.Popen(
+            argv, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            meanwhile()
+            output, errors = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+        assert process.returncode == 0, output[-2000:] + errors[-4000:]
+        return json.loads(output.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +82,34 @@ def alone(runs: Runs) -> dict[str, Any]:
 @pytest.mark.parametrize("engine", ["dask", "ray", "processes"])
 def test_a_killed_worker_loses_and_doubles_no_row(runs: Runs, alone: dict[str, Any], engine: str) -> None:
     result = runs.run(engine, {"engine": engine, "workers": 2}, kills=1)
-    print({**result, "outputs": 0})
-    assert result["state"] == "Completed"
-    assert result["killed"] == 1
+    assert (result["state"], result["killed"]) == ("Completed", 1), result
     assert result["outputs"] == alone["outputs"]
+    assert result["texts"][0] == f"in 8 pieces or fewer on {engine} with 2 workers"
+    assert (result["left"], result["ports"]) == ([], [])
+
+
+def test_a_piece_that_ends_each_worker_is_named(runs: Runs) -> None:
+    result = runs.run("poison", {"engine": "processes", "workers": 1}, kills=99)
+    assert result["state"] == "Failed"
+    assert "validator: E-CRASH: Piece 0 of validator (batches 0 to 1) did not end on 3 clusters" in result["message"]
+    assert "BrokenProcessPool" in result["message"]
     assert result["left"] == []
-    assert result["ports"] == []
+    assert not list((runs.folder / "poison").rglob(".pieces"))
+
+
+def test_a_scheduler_that_goes_in_the_middle_fails_the_node(runs: Runs, tmp_path: Path) -> None:
+    """The pieces are on a cluster that runs; nothing half-written is left, and a resumed run would do them again."""
+    with running_cluster(tmp_path / "cluster") as cluster:
+        worker = psutil.Process(cluster.start_worker({"PYTHONPATH": str(REPOSITORY)}).pid)
+
+        def end_scheduler() -> None:
+            deadline = time.monotonic() + LIMIT_S
+            while not has_piece_open(worker):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            cluster.scheduler.kill()
+
+        result = runs.run("gone", {"engine": "dask", "address": cluster.address}, meanwhile=end_scheduler)
+    assert result["state"] == "Failed"
+    assert "validator: E-SERVER-UNREACHABLE: The pieces have no workers: dask at tcp://" in result["message"]
+    assert not list((runs.folder / "gone").rglob(".pieces"))

@@ -89,8 +89,6 @@ class PrefectFanOut:
     """Gets what a user should know."""
     beat: Callable[[], None]
     """Is called about once a second; raises when the node should stop."""
-    repeated: int = 0
-    """Attempts after the first runner."""
 
     @property
     def pieces(self) -> int:
@@ -110,24 +108,23 @@ class PrefectFanOut:
 
     def collect(self, kind: str, pieces: Sequence[Piece], shared: str) -> Iterator[tuple[int, Any]]:
         """Yield the number and the outcome of each piece as it ends; an error is an outcome."""
-        left, lost = list(range(len(pieces))), dict[int, Exception]()
-        for attempt in range(ATTEMPTS):
-            groups = [left] if attempt + 1 < ATTEMPTS else [[number] for number in left]
-            left = []
-            for group in filter(None, groups):
-                for number, outcome in self.run_group(kind, {n: pieces[n] for n in group}, shared):
-                    if isinstance(outcome, Lost):
-                        left.append(number)
-                        lost[number] = outcome.cause
-                    else:
+        left = list(range(len(pieces)))
+        for attempt in range(1, ATTEMPTS + 1):
+            groups, left = ([left] if attempt < ATTEMPTS else [[number] for number in left]), []
+            causes = list[Exception]()
+            for group in groups:
+                for number, outcome in self.run_group(kind, {number: pieces[number] for number in group}, shared):
+                    if not isinstance(outcome, Lost):
                         yield number, outcome
+                    elif attempt < ATTEMPTS:
+                        left.append(number)
+                        causes.append(outcome.cause)
+                    else:
+                        yield number, self.describe_loss(pieces[number], number, outcome.cause)
+            if not left:
+                return
             left.sort()
-            if left and attempt + 1 < ATTEMPTS:
-                self.repeated += len(left)
-                cause = lost[left[0]]
-                self.say(f"{len(left)} pieces were lost ({type(cause).__name__}: {cause}); they are done again")
-        for number in left:
-            yield number, self.describe_loss(pieces[number], number, lost[number])
+            self.say(f"{len(left)} pieces were lost and are done again: {type(causes[0]).__name__}: {causes[0]}")
 
     def describe_loss(self, piece: Piece, number: int, cause: Exception) -> TrainyardError:
         part = ", ".join(f"{name} {value[0]} to {value[1]}" for name, value in piece.items() if isinstance(value, list))
@@ -155,8 +152,13 @@ class PrefectFanOut:
                         number = waiting.popleft()
                         named = do_piece.with_options(task_run_name=f"{self.node}-piece-{number}")
                         parameters = {**common, "piece": pieces[number]}
-                        futures[number] = context.run(runner.submit, named, parameters)
-                        futures[number].add_done_callback(lambda _, number=number: ended.put(number))
+                        try:
+                            future = context.run(runner.submit, named, parameters)
+                        except Exception as cause:  # a pool that is broken, a client that is closed
+                            yield number, Lost(cause)
+                            continue
+                        futures[number] = future
+                        future.add_done_callback(lambda _, number=number: ended.put(number))
                     try:
                         number = ended.get(timeout=BEAT_S)
                     except queue.Empty:
