@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from pyarrow import ipc
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from validating import qa
 
 from trainyard.callbacks import ignore
@@ -16,6 +19,7 @@ from trainyard.data.generation.generate import find_in_documents, generate
 from trainyard.data.pieces import documents, rows
 from trainyard.data.pieces.contract import open_piece, run_piece, split_evenly
 from trainyard.data.pieces.table import KINDS, InOrder
+from trainyard.data.quality.lengths import TOKENIZER_FILE
 from trainyard.data.rows import (
     ROWS_FILE,
     SCHEMAS,
@@ -30,11 +34,10 @@ from trainyard.data.rows import (
     to_batch,
 )
 from trainyard.data.validation import load_token_counter, validate
-from trainyard.errors import Corrupt, InvalidInput, LimitExceeded, NotFound, TrainyardError
+from trainyard.errors import Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import AiGeneratorConfig, ValidatorConfig
 from trainyard.stores.artifacts import Produced, Reference
-from trainyard.stores.models import SHIPPED_STARTER
 
 WORDS = [*"a chain is list of nodes that run one after another".split(), *(f"word{n}" for n in range(200))]  # noqa: SIM905
 SECRETS = ("", "", "", " Write to jo@example.com.", " The key is sk_live_4eC39HqLyjWDarjtT1zdp7dc.", "\nyes\nyes\nyes")
@@ -81,18 +84,29 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def write_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer of whole words, which is read in no time."""
+    words = {word: number for number, word in enumerate(["[UNK]", *WORDS])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()  # type: ignore[assignment]
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / TOKENIZER_FILE))
+    return folder
+
+
 class Rules:
     """A validator over one set, in one process and in pieces."""
 
     def __init__(self, folder: Path, source: Reference, documents_: Path | None = None, **config: Any) -> None:
         self.folder, self.source, self.documents = folder, source, documents_
+        self.model = write_tokenizer(folder / "model")
         self.config = ValidatorConfig(**config)
 
     def run(self, pieces: int | None) -> tuple[Produced | str, dict[str, bytes]]:
         """Return the result, or the words of the error, and the files that were left."""
         out = self.folder / f"out-{pieces}"
-        sift = None if pieces is None else rows.sift_in_pieces(InOrder(pieces), SHIPPED_STARTER)
-        tokens = load_token_counter(SHIPPED_STARTER)
+        sift = None if pieces is None else rows.sift_in_pieces(InOrder(pieces), self.model)
+        tokens = load_token_counter(self.model)
         try:
             produced = validate(
                 self.config, self.source, out, tokens=tokens, documents=self.documents, report=ignore, sift=sift
@@ -104,7 +118,7 @@ class Rules:
 
 @pytest.mark.parametrize("port", [Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.PROMPTS, Port.TEXT])
 def test_pieces_leave_the_same_bytes(tmp_path: Path, port: Port) -> None:
-    source = write_batches(tmp_path / "in", port, make_rows(port, 300, seed=7), 9)
+    source = write_batches(tmp_path / "in", port, make_rows(port, 150, seed=7), 9)
     holdout = {"documents": 0.2, "min_rows": 5, "wording": True}
     rules = Rules(
         tmp_path, source, min_tokens=4, max_tokens=120, too_long="truncate", near_duplicates=0.7, decontaminate=4,
@@ -112,7 +126,7 @@ def test_pieces_leave_the_same_bytes(tmp_path: Path, port: Port) -> None:
     )  # fmt: skip
     alone = rules.run(None)
     assert alone[1]
-    assert [rules.run(pieces) == alone for pieces in (1, 2, 7)] == [True] * 3
+    assert [rules.run(pieces) == alone for pieces in (2, 7)] == [True] * 2
     assert not list(tmp_path.rglob(".pieces"))
 
 
@@ -151,14 +165,16 @@ def test_pieces_fail_with_the_same_words(tmp_path: Path, too_long: str) -> None:
     assert rules.run(4)[0] == message
 
 
-def test_rows_that_break_the_schema_count_over_all_pieces(tmp_path: Path) -> None:
-    source = write_batches(tmp_path / "in", Port.TEXT, [TextRow(f"{n}") for n in range(40)], 10)
-    rules = Rules(tmp_path, source)
-    merging = rows.Merging(None)  # type: ignore[arg-type]
-    merging.limits += ["more than 2 s of processor time"] * 19
-    assert len(rows.plan_pieces(rows.RowFilter(rules.config, Port.TEXT, None, None), source, 3)) == 3  # type: ignore[arg-type]
-    with pytest.raises(LimitExceeded, match="each of 20 rows"):
-        raise rows.too_many_breaches(merging.limits[0], len(merging.limits) + 1)
+@pytest.mark.slow
+def test_rows_that_break_the_schema_count_over_all_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("quality.row_schemas", "pieces.rows"):
+        monkeypatch.setattr(f"trainyard.data.{module}.MOST_BREACHES", 2)
+    texts = [TextRow(f"{n}" if n % 10 else "a" * 40 + "!") for n in range(20)]
+    source = write_batches(tmp_path / "in", Port.TEXT, texts, 10)
+    rules = Rules(tmp_path, source, row_schema={"properties": {"text": {"pattern": "^(a+)+$|^[0-9]+$"}}})
+    message, _ = rules.run(None)
+    assert "row_schema used more than 2 s of processor time for each of 2 rows" in str(message)
+    assert rules.run(2)[0] == message
 
 
 def test_documents_in_pieces_give_the_same_rows(tmp_path: Path) -> None:
@@ -202,8 +218,9 @@ def test_pieces_are_about_equal() -> None:
 
 def test_an_empty_set_has_no_pieces(tmp_path: Path) -> None:
     source = write_batches(tmp_path / "in", Port.SFT, [], 3)
+    model = write_tokenizer(tmp_path / "model")
     with pytest.raises(InvalidInput, match="has no rows"):
         validate(
-            ValidatorConfig(), source, tmp_path / "out", tokens=load_token_counter(SHIPPED_STARTER), report=ignore,
-            sift=rows.sift_in_pieces(InOrder(4), SHIPPED_STARTER),
+            ValidatorConfig(), source, tmp_path / "out", tokens=load_token_counter(model), report=ignore,
+            sift=rows.sift_in_pieces(InOrder(4), model),
         )  # fmt: skip
