@@ -49,7 +49,7 @@ class Cluster:
     def start_worker(
         self, environment: Mapping[str, str] | None = None, before: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
-        """Start a worker, by the command `before` if there is one, and return when the scheduler has it."""
+        """Start a worker of this checkout, by the command `before` if there is one; return when it is registered."""
         log = self.folder / f"dask_worker-{len(self.processes)}.log"
         worker = self.start(
             "dask_worker",

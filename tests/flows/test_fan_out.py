@@ -97,10 +97,14 @@ def test_a_piece_that_ends_each_worker_is_named(runs: Runs) -> None:
     assert not list((runs.folder / "poison").rglob(".pieces"))
 
 
-def test_a_scheduler_that_goes_in_the_middle_fails_the_node(runs: Runs, tmp_path: Path) -> None:
-    """The pieces are on a cluster that runs; nothing half-written is left, and a resumed run would do them again."""
+def test_a_running_cluster_does_the_pieces_until_its_scheduler_is_gone(
+    runs: Runs, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its workers have Prefect's credential in their environment. Nothing half-written is left at the end."""
     with running_cluster(tmp_path / "cluster") as cluster:
-        worker = psutil.Process(cluster.start_worker({"PYTHONPATH": str(REPOSITORY)}).pid)
+        worker = psutil.Process(cluster.start_worker(runs.environment).pid)
+        fan_out = {"engine": "dask", "address": cluster.address}
+        assert runs.run("remote", fan_out)["outputs"] == alone["outputs"]
 
         def end_scheduler() -> None:
             deadline = time.monotonic() + LIMIT_S
@@ -109,7 +113,7 @@ def test_a_scheduler_that_goes_in_the_middle_fails_the_node(runs: Runs, tmp_path
                 time.sleep(0.01)
             cluster.scheduler.kill()
 
-        result = runs.run("gone", {"engine": "dask", "address": cluster.address}, meanwhile=end_scheduler)
+        result = runs.run("gone", fan_out, meanwhile=end_scheduler)
     assert result["state"] == "Failed"
     assert "validator: E-SERVER-UNREACHABLE: The pieces have no workers: dask at tcp://" in result["message"]
     assert not list((runs.folder / "gone").rglob(".pieces"))

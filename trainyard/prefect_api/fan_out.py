@@ -5,8 +5,8 @@ is started for one node's pieces and stopped after them; a bounded number is sub
 engine gave up is tried again on a fresh runner, at last alone, so that one that ends its worker each time is named.
 
 A piece's task carries paths, ranges and the node's settings. Its context is not that of the chain's flow, which has the
-chain and is pickled: it names the run, so that the pieces are among the run's tasks, and nothing else. The credential
-of Prefect's API goes to the workers of this machine alone.
+chain and is pickled: it names the run, so that the pieces are among the run's tasks, and nothing else. Workers of a
+cluster that runs have the address and the credential of Prefect's API in their own environment.
 """
 
 from __future__ import annotations
@@ -22,21 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from httpx import HTTPError
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext, SettingsContext, get_settings_context
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.results import ResultStore
-from prefect.settings import (
-    PREFECT_API_AUTH_STRING,
-    PREFECT_API_DATABASE_CONNECTION_URL,
-    PREFECT_API_DATABASE_PASSWORD,
-    PREFECT_API_KEY,
-    PREFECT_CLIENT_CUSTOM_HEADERS,
-    PREFECT_SERVER_API_AUTH_STRING,
-    Settings,
-    get_current_settings,
-)
+from prefect.settings import Profile, Settings
 
 from trainyard.app.plan.workers import describe_differences, list_versions
 from trainyard.data.pieces.contract import Piece, open_piece, run_piece
@@ -145,7 +138,7 @@ class PrefectFanOut:
             context = Context()
             run = FlowRunContext.get()
             is_remote = self.settings.address is not None
-            context.run(enter_piece_context, get_current_settings(), run, runner, is_remote=is_remote)
+            context.run(enter_piece_context, get_settings_context(), run, runner, is_remote=is_remote)
             try:
                 while waiting or futures:
                     while waiting and len(futures) < self.settings.num_workers + 1:
@@ -186,6 +179,13 @@ def settle(future: Any) -> Any:
     """Return what a piece left, its own error, or `Lost`."""
     try:
         return future.result(raise_on_failure=False)
+    except (HTTPError, PrefectHTTPStatusError) as error:
+        return Unavailable(
+            "A worker could not report its piece to Prefect's API.",
+            why=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            do="Start the workers with PREFECT_API_URL, and PREFECT_API_AUTH_STRING if the API has a password.",
+            code="E-SERVER-UNREACHABLE",
+        )
     except Exception as cause:  # every engine has classes of its own for a worker that died
         return Lost(cause)
 
@@ -206,23 +206,17 @@ def connect(settings: FanOutSettings) -> Iterator[Runner]:
         yield runner
 
 
-SECRETS = (
-    PREFECT_API_KEY,
-    PREFECT_API_AUTH_STRING,
-    PREFECT_SERVER_API_AUTH_STRING,
-    PREFECT_API_DATABASE_CONNECTION_URL,
-    PREFECT_API_DATABASE_PASSWORD,
-    PREFECT_CLIENT_CUSTOM_HEADERS,
-)
-"""Settings of Prefect that do not leave this machine."""
+def enter_piece_context(
+    current: SettingsContext, run: FlowRunContext | None, runner: Runner, *, is_remote: bool
+) -> None:
+    """Enter what the tasks of pieces see of the run, in the empty context of the caller, which ends with it.
 
-
-def enter_piece_context(current: Settings, run: FlowRunContext | None, runner: Runner, *, is_remote: bool) -> None:
-    """Enter what the tasks of pieces see of the run, in the empty context of the caller, which ends with it."""
-    profile = get_settings_context().profile
+    On other hosts Prefect's settings are those of the worker: settings of which none is set are filled there.
+    """
+    profile, settings = current.profile, current.settings
     if is_remote:
-        current = current.copy_with_update(restore_defaults=SECRETS)
-    SettingsContext(profile=profile, settings=current).__enter__()
+        profile, settings = Profile(name=profile.name, env={}), Settings.model_construct()
+    SettingsContext(profile=profile, settings=settings).__enter__()
     if run is not None and run.flow_run is not None:
         FlowRunContext(
             flow=pieces,

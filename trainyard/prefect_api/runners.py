@@ -10,8 +10,10 @@ import logging
 import os
 import secrets
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import parent_process
 from typing import Any, NamedTuple
 
 from prefect.futures import PrefectFuture
@@ -43,9 +45,16 @@ def start_threads(settings: FanOutSettings) -> Iterator[Runner]:
         yield runner
 
 
+def end_with_parent() -> None:
+    """End this worker with the process that started it: a pool's workers wait for each other's pipes otherwise."""
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
 @contextmanager
 def start_processes(settings: FanOutSettings) -> Iterator[Runner]:
-    with ProcessPoolTaskRunner(max_workers=settings.num_workers) as runner:
+    with ProcessPoolTaskRunner(max_workers=settings.num_workers, initializer=end_with_parent) as runner:
         yield runner
 
 

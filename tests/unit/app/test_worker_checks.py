@@ -20,6 +20,7 @@ from trainyard.settings import load_settings
 
 VALIDATED = {"name": "t", "nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}, {"type": "validator"}]}
 BY_RULE = {"name": "t", "nodes": [{"type": "data_source", "config": {"path": "docs"}}, {"type": "ai_generator"}]}
+API = {"PREFECT_API_URL": "http://127.0.0.1:4200/api"}
 UNTOUCHED = {"name": "t", "nodes": [{"type": "data_source", "config": {"path": "rows.jsonl"}}]}
 
 
@@ -73,7 +74,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.mark.integration
 def test_a_cluster_is_asked_for_its_workers(cluster: Cluster, tmp_path: Path) -> None:
     assert "it has no worker." in check(engine="dask", address=cluster.address)[0]
-    worker = cluster.start_worker({"PYTHONPATH": str(REPOSITORY)})
+    worker = cluster.start_worker()
+    assert "has no PREFECT_API_URL in its environment" in check(engine="dask", address=cluster.address)[0]
+    worker.kill()
+    worker.wait()
+    worker = cluster.start_worker(API)
     assert check(engine="dask", address=cluster.address) == []
     worker.kill()
     worker.wait()
@@ -87,7 +92,7 @@ def test_a_worker_with_other_code_is_refused(cluster: Cluster, tmp_path: Path, m
     )
     with (other / "trainyard" / "data" / "rows.py").open("a") as module:
         module.write("# a later release\n")
-    worker = cluster.start_worker({"PYTHONPATH": str(other)})
+    worker = cluster.start_worker({**API, "PYTHONPATH": str(other)})
     (line,) = check(engine="dask", address=cluster.address)
     assert "a worker has other versions: trainyard's code" in line
     worker.kill()
@@ -113,7 +118,7 @@ def test_a_worker_that_does_not_see_the_home_is_refused(
     home.mkdir()
     monkeypatch.setenv("TRAINYARD_HOME", str(home))
     hide = ["unshare", "--mount", "--map-root-user", "sh", "-c", f'mount -t tmpfs none "{home}" && exec "$@"', "hide"]
-    worker = cluster.start_worker({"PYTHONPATH": str(REPOSITORY)}, before=hide)
+    worker = cluster.start_worker(API, before=hide)
     (line,) = check(engine="dask", address=cluster.address)
     assert f"does not see {home}, or may not write there." in line
     worker.kill()

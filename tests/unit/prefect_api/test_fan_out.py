@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
-from prefect.context import FlowRunContext, serialize_context
+from prefect.context import FlowRunContext, get_settings_context, serialize_context
 from prefect.flows import flow
 from prefect.results import ResultStore
 from prefect.settings import (
@@ -18,7 +18,6 @@ from prefect.settings import (
     PREFECT_API_DATABASE_CONNECTION_URL,
     PREFECT_API_KEY,
     PREFECT_API_URL,
-    get_current_settings,
     temporary_settings,
 )
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -48,7 +47,7 @@ def pickle_context(*, is_remote: bool) -> bytes:
         client=get_client(sync_client=True), parameters={"spec": spec}, result_store=ResultStore(), task_runner=runner,
     )  # fmt: skip
     context = Context()
-    context.run(enter_piece_context, get_current_settings(), run, runner, is_remote=is_remote)
+    context.run(enter_piece_context, get_settings_context(), run, runner, is_remote=is_remote)
     return cloudpickle.dumps(context.run(serialize_context))
 
 

@@ -2,8 +2,8 @@
 
     python -m trainyard.app.plan.cluster_probe ENGINE ADDRESS FOLDER
 
-The last line of its output is a JSON list with an object for each worker (Dask) or host (Ray): {host, versions, inode,
-writes} of `describe_worker`, or {error}.
+The last line of its output is a JSON list with an object for each worker (Dask) or host (Ray): the fields of
+`describe_worker`, or {error}.
 """
 
 from __future__ import annotations

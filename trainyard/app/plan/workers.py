@@ -34,7 +34,7 @@ EXTRAS: Mapping[str, tuple[str, str]] = {
 PACKAGES = ("numpy", "pyarrow", "tokenizers", "msgspec", "xxhash", "phonenumberslite", "HanTa")
 """Packages that decide the bytes of a piece."""
 REACH_S, PROBE_S, TRUSTED_S = 3.0, 60.0, 60.0
-FIELD = "fan_out"
+FIELD, API_VARIABLE = "fan_out", "PREFECT_API_URL"
 ANSWERED: dict[tuple[FanOutSettings, str], float] = {}
 """Clusters that could do the work, and when (monotonic seconds)."""
 
@@ -64,6 +64,7 @@ def describe_worker(folder: str) -> dict[str, Any]:
         "versions": list_versions(),
         "inode": path.stat().st_ino if path.is_dir() else None,
         "writes": os.access(path, os.W_OK),
+        "api": bool(os.environ.get(API_VARIABLE)),
     }
 
 
@@ -85,7 +86,10 @@ def check_workers(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     if not problem:
         ANSWERED[fan_out, str(settings.home)] = time.monotonic()
         return []
-    instead = "Start the cluster with the same packages and TRAINYARD_HOME, or correct fan_out in trainyard.toml."
+    instead = (
+        f"Start its workers with the same packages, TRAINYARD_HOME and {API_VARIABLE}, or correct fan_out in "
+        "trainyard.toml."
+    )
     return [Reason("E-SERVER-UNREACHABLE", None, FIELD, f"{fan_out.description}: {problem}", instead)]
 
 
@@ -134,4 +138,6 @@ def judge_worker(worker: Mapping[str, Any], home: Path, inode: int | None) -> st
         return f"a worker has other versions: {differences}."
     if inode is not None and (worker["inode"] != inode or not worker["writes"]):
         return f"the worker on {host} does not see {home}, or may not write there."
+    if not worker["api"]:
+        return f"the worker on {host} has no {API_VARIABLE} in its environment, by which it reports its pieces."
     return ""
