@@ -217,8 +217,8 @@ def read_events(folder: Path) -> Iterator[Event]:
 
 
 def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
-    """Return the sets that the data sources of a run have read: {source, format, rows, sha256} for each set; paths by
-    their last name.
+    """Return the sets that the data sources of a run have read: {source, format, rows, sha256, license} for each set;
+    paths by their last name.
 
     The digest is that of the rows as they were stored.
     """
@@ -232,11 +232,20 @@ def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
             "format": facts.get("format"),
             "rows": done[name].get("rows", {}).get(port),
             "sha256": read_stored_sha256(artifacts, done[name]["key"], port),
+            "license": find_license(sources[name], port),
         }
         for name in sorted(sources.keys() & done.keys())
         for port, facts in sorted(done[name].get("facts", {}).items())
         if isinstance(facts, dict)
     ]
+
+
+def find_license(config: JsonMapping, port: str) -> str | None:
+    """Return the licence of a port's set, else of its source, or those of a mixture; None if none is named."""
+    mixed = ((config.get("mix") or {}).get("sets") or {}).values()
+    licences = [(config["sets"].get(port) or {}).get("license") or config.get("license")]
+    licences += [part.get("license") for part in mixed]
+    return ", ".join(dict.fromkeys(filter(None, licences))) or None
 
 
 def source_name(config: JsonObject) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         RotatedKey,
     )
     from trainyard.app.artifacts.reproduction import Reproduction
+    from trainyard.app.reports.report import RunReport
 
 ENTRY = "Number of an entry, or enough of the beginning of its key, of its run or of its job."
 Vkey = Annotated[str | None, Option("--key")]
@@ -80,6 +81,16 @@ class ReproduceInput(Request):
     keep: Annotated[Path | None, Option(local=True)] = Field(
         None, description="Folder for the new adapter; default: it is removed."
     )
+
+
+class ReportInput(Request):
+    run: Annotated[str, Argument("RUN", completes="run")] = Field(
+        min_length=1, max_length=200, description="Id of a run or a job, its name, or the beginning of one."
+    )
+    out: Annotated[Path | None, Option(local=True)] = Field(
+        None, description="HTML file to write; default: the page is printed."
+    )
+    samples: bool = Field(False, description="Also answers before and after; they contain text of the data.")
 
 
 class LedgerWitnessInput(Request):
@@ -177,6 +188,13 @@ def reproduction_text(result: Reproduction) -> str:
     return "\n".join([*lines, f"kept: {result.kept}"] if result.kept else lines)
 
 
+def report_text(result: RunReport) -> str:
+    """Return the page, or the answers and where it was written."""
+    if not result.path:
+        return result.html.rstrip("\n")
+    return "\n".join([*(f"{question} {answer}" for question, answer in result.answers), f"written: {result.path}"])
+
+
 def cosigned_text(result: Cosigned) -> str:
     if result.kept:
         return f"kept: {result.size:,} entries of this ledger are witnessed"
@@ -222,6 +240,12 @@ ROWS: dict[str, Operation] = {
         "Carry out a recorded training again, and compare data and weights with the ledger.",
         request=ReproduceInput, run="app.artifacts.reproduction:reproduce", text=reproduction_text, scope=RUN,
         route="POST /api/v1/ledger/entries/{entry}/reproduction", heavy=True, only_answers=True, tenants=True,
+    ),
+    "report": Operation(
+        "One page about a run: data, tokens, evaluation, what it replaced, cost, and proof.",
+        request=ReportInput, run="app.reports.report:write_report", text=report_text, scope=READ,
+        example="trainyard report 58b893cd --out report.html",
+        route="GET /api/v1/runs/{run}/report", tenants=True,
     ),
     "ledger witness": Operation(
         "Cosign another machine's ledger if it only grew, or keep a witness's checkpoint of this one.",
