@@ -83,7 +83,7 @@ def test_the_page_of_a_run(result: RunResult, tmp_path: Path) -> None:
 def check_answers(page: RunReport) -> None:
     answers = dict(page.answers)
     assert "120 rows" in answers["What data?"]
-    assert re.search(r"[\d,]+ of [\d,]+ tokens are learned from", answers["Which tokens?"])
+    assert re.search(r"learns from [\d,]+ of [\d,]+ tokens", answers["Which tokens?"])
     assert answers["What did it replace?"].startswith("default/finches/v1 replaced nothing")
     assert re.match(r"Better, .*improvement \+[\d.]+ \[\+[\d.]+, \+[\d.]+\]", answers["How much better, how certain?"])
     assert "USD" in answers["At what cost?"]

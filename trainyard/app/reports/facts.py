@@ -202,11 +202,8 @@ def list_settings(origin: TrainingOrigin, entry: JsonMapping) -> list[tuple[str,
         ("parameters of the base", f"{parameters:,}" if isinstance(parameters, int) else ""),
         ("SHA-256 of the base", words.get("base_sha256", "")),
         ("steps", number_text(entry.get("steps"))),
-        ("learning rate, schedule", " ".join(number_text(numbers.get(name)) for name in ("learning_rate", "schedule"))),
-        (
-            "batch × accumulation",
-            " × ".join(number_text(numbers.get(n)) for n in ("batch_size", "gradient_accumulation")),
-        ),
+        ("learning rate, schedule", f"{number_text(numbers.get('learning_rate'))} {numbers.get('schedule') or ''}"),
+        ("rows of a step", count_step_rows(numbers)),
         ("seed", "" if origin.seed is None else str(origin.seed)),
         ("precision", words.get("precision", "")),
         ("device", " ".join(filter(None, (str(device.get("kind", "")), str(device.get("name", "")))))),
@@ -233,10 +230,10 @@ def answer_tokens(trainings: Sequence[JsonMapping]) -> JsonObject:
         read, total = tokens.get("read"), (training["entry"].get("tokens") or {}).get("trained")
         if not read:
             continue
-        lines.append(f"{node}: {tokens.get('trained', 0):,} of {read:,} tokens are learned from")
-        rest = ", ".join(f"{tokens.get(name, 0):,} {name}" for name in ("masked", "truncated", "dropped"))
-        passes = f"; {total:,} trained over all passes" if isinstance(total, int) else ""
-        details.append(f"{node}: {rest}{passes}")
+        lines.append(f"{node} learns from {tokens.get('trained', 0):,} of {read:,} tokens in each pass")
+        rest = ", ".join(f"{tokens.get(name, 0):,} {name}" for name in ("truncated", "dropped"))
+        passes = f"; {total:,} were trained in all steps" if isinstance(total, int) else ""
+        details.append(f"{node}: {tokens.get('masked', 0):,} are prompts (masked, no loss), {rest}{passes}")
     return {"answer": "; ".join(lines) or "Nothing was trained.", "detail": ". ".join(details)}
 
 
@@ -250,7 +247,8 @@ def list_evaluations(files: RunFiles) -> Iterator[JsonObject]:
         report = show_evaluation(EvaluationInput(run=files.run.id, node=artifact.node), files.context)
         shown = [line for line in report.benchmarks if line.improvement.mean is not None]
         bars = place_intervals([bounds(line) for line in shown])
-        yield {"evaluation": report, "lines": list(zip(shown, bars, strict=True))}
+        names = map(name_metric, shown)
+        yield {"evaluation": report, "lines": list(zip(shown, names, bars, strict=True))}
 
 
 def bounds(line: EvaluatedBenchmark) -> tuple[float, float, float]:
@@ -269,13 +267,19 @@ def answer_better(evaluations: Sequence[JsonMapping]) -> JsonObject:
         return {"answer": f"{verdict.capitalize()} than {report.baseline}.", "detail": "; ".join(report.gate.reasons)}
     mean, low, high = bounds(line)
     answer = (
-        f"{verdict.capitalize()}, compared with {report.baseline}: {line.name.replace('_', ' ')} {line.baseline:.3g} → "
+        f"{verdict.capitalize()}, compared with {report.baseline}: {name_metric(line)} {line.baseline:.3g} → "
         f"{line.candidate:.3g}, improvement {mean:+.3g} [{low:+.3g}, {high:+.3g}]"
     )
     cases = f"{line.improvement.cases} independent cases of {line.set.replace('_', ' ')}"
     meaning = "it is above 0, so it is an improvement" if low > 0 else "it is not above 0, so it may be chance"
     detail = f"The {report.confidence:.0%} interval is over {cases}; {meaning}."
     return {"answer": answer, "detail": detail}
+
+
+def name_metric(line: EvaluatedBenchmark) -> str:
+    """Return `held-out loss (lower is better)`."""
+    direction = "higher" if line.higher_is_better else "lower"
+    return f"{line.name.replace('heldout', 'held-out').replace('_', ' ')} ({direction} is better)"
 
 
 def list_samples(evaluations: Sequence[JsonMapping], most: int) -> list[JsonMapping]:
@@ -383,7 +387,7 @@ def describe_proof(files: RunFiles) -> JsonObject:
     ledger = open_ledger(files.context)
     head = ledger.head()
     return {
-        "entry": entry["seq"], "entries": [row["seq"] for row in files.entries], "size": head.size,
+        "entry": entry["seq"], "entries": sorted(row["seq"] for row in files.entries), "size": head.size,
         "origin": head.checkpoint.origin, "root": head.checkpoint.root.hex(),
         "key": ledger.current_key(head).vkey, "text": format_inclusion(head, int(entry["seq"])),
         "trained": bool(trained), "reproducible": bool(entry.get("recipe_sha256")),
