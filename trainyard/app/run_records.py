@@ -253,6 +253,12 @@ def source_name(config: JsonObject) -> str:
     if config.get("url"):
         parts = urlsplit(config["url"])
         return f"{parts.scheme}://{parts.hostname}{parts.path}"
+    if config.get("hub"):
+        return f"hub:{config['hub']['name']}@{config['hub']['revision']}"
+    if config.get("sql"):
+        return f"SQL over {config['sql'].get('database') or ', '.join(config['sql'].get('files') or ())}"
+    if config.get("mix"):
+        return ", ".join(source_name(part) or name for name, part in config["mix"]["sets"].items())
     return Path(config.get("path") or config.get("repository") or "").name
 
 

@@ -89,6 +89,8 @@ class HubServer(LoopbackServer):
         self.commits: list[tuple[str, str, str]] = []
         """(repository, branch, summary)"""
         self.requests: list[tuple[str, str]] = []
+        self.failing: dict[str, int] = {}
+        """End of a path -> status with which requests to it are answered."""
 
     def folder(self, name: str, revision: str | None) -> Path | None:
         """Return the files of a revision: a branch, or the commit at its head."""
@@ -118,6 +120,9 @@ class HubHandler(LoopbackHandler):
         path = unquote(urlsplit(self.path).path)
         self.server.requests.append((self.command, path))
         self.content = self.body()
+        for end, status in self.server.failing.items():
+            if path.endswith(end):
+                return self.refuse(status, "", "The Hub is not well")
         method = "GET" if self.command == "HEAD" else self.command
         for route_method, pattern, handler in ROUTES:
             if route_method == method and (match := pattern.fullmatch(path)):

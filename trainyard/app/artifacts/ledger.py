@@ -28,12 +28,12 @@ from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.ledger import verify_ledger as script
 from trainyard.stores.ledger.checking import verify_ledger
 from trainyard.stores.ledger.log import CHECKPOINT, KEY_PREFIX, Head, Ledger, list_tile_files, write_key
-from trainyard.stores.ledger.merkle import prove_consistency, prove_inclusion, range_root, verify_consistency
+from trainyard.stores.ledger.merkle import prove_consistency, range_root, verify_consistency
 from trainyard.stores.ledger.notes import COSIGNATURE, SigningKey, parse_checkpoint, parse_note, parse_vkey
+from trainyard.stores.ledger.proofs import format_inclusion, read_checkpoint
 from trainyard.stores.ledger.recording import TRAINED
 from trainyard.stores.whole import create_whole, write_folder, write_whole
 
-PROOF_HEADER = "c2sp.org/tlog-proof@v1"
 SHORTEST = 6
 """Characters of a key or an id that name an entry."""
 
@@ -200,17 +200,6 @@ def prove(request: requests.LedgerProveInput, context: Context) -> LedgerProof:
     if request.since is not None:
         return prove_growth(head, request.since)
     return LedgerProof(kind="inclusion", size=head.size, proof=format_inclusion(head, seq))
-
-
-def format_inclusion(head: Head, seq: int) -> str:
-    """Return the proof of an entry in the form of c2sp.org/tlog-proof, which contains the checkpoint."""
-    hashes = prove_inclusion(seq, head.size, head.tiles.subtree)
-    lines = [PROOF_HEADER, f"index {seq}", *(base64.b64encode(value).decode() for value in hashes)]
-    return "\n".join(lines) + "\n\n" + read_checkpoint(head)
-
-
-def read_checkpoint(head: Head) -> str:
-    return (head.tiles.folder / CHECKPOINT).read_text(encoding="utf-8")
 
 
 def prove_growth(head: Head, since: int) -> LedgerProof:

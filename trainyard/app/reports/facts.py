@@ -6,13 +6,14 @@ where they are requested. Messages of failed nodes are left out: they may quote 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainyard.app import run_folders
 from trainyard.app.artifacts.evaluations import EvaluatedBenchmark, Evaluation, show_evaluation
-from trainyard.app.artifacts.ledger import format_inclusion, list_rows, open_ledger
+from trainyard.app.artifacts.ledger import list_rows, open_ledger
 from trainyard.app.context import Context
+from trainyard.app.data.row_counts import list_balances
 from trainyard.app.jobs.provenance import TrainingOrigin, list_trainings
 from trainyard.app.reports.drawing import StepGraph, draw_steps, place_intervals, plot_losses
 from trainyard.app.run_folders import FoundArtifact, RunFolder
@@ -24,6 +25,7 @@ from trainyard.operations.artifacts import EvaluationInput, format_time
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.jobs import NoteStore
+from trainyard.stores.ledger.proofs import format_inclusion
 from trainyard.stores.ledger.recording import TRAINED
 from trainyard.stores.spending import SpendingStore
 
@@ -78,7 +80,7 @@ def gather(files: RunFiles, samples: int) -> JsonObject:
             {"question": "At what cost?", **answer_cost(cost, trainings)},
         ],
         "sources": sources,
-        "balances": list(list_balances(files)),
+        "balances": list(list_balances(files.run.path)),
         "trainings": trainings,
         "evaluations": evaluations,
         "samples": list_samples(evaluations, samples),
@@ -116,34 +118,6 @@ def describe_run(files: RunFiles) -> JsonObject:
 # Data
 
 
-def list_balances(files: RunFiles) -> Iterator[JsonObject]:
-    """Yield for each node and port what it read and kept, and where the rest is."""
-    types = dict(describe_run(files)["nodes"])
-    for event in read_events(files.run.path):
-        if event["event"] not in ("finished", "reused"):
-            continue
-        kind, facts = types.get(event["node"], ""), event.get("facts") or {}
-        if kind == "ai_generator":
-            rejected = count_reasons(facts.get("rejected"))
-            for port, kept in (event.get("rows") or {}).items():
-                yield {
-                    "node": event["node"], "port": port, "read": facts.get("asked"), "kept": kept, "held_out": {},
-                    "dropped": rejected,
-                }  # fmt: skip
-        elif kind in ("data_source", "validator"):
-            for port, part in facts.items():
-                if isinstance(part, Mapping) and "read" in part:
-                    yield {
-                        "node": event["node"], "port": port, "read": part.get("read"), "kept": part.get("kept"),
-                        "dropped": count_reasons(part.get("dropped")), "held_out": count_reasons(part.get("heldout")),
-                    }  # fmt: skip
-
-
-def count_reasons(counts: object) -> dict[str, int]:
-    pairs = counts.items() if isinstance(counts, Mapping) else ()
-    return {str(name).replace("_", " "): count for name, count in pairs if isinstance(count, int) and count}
-
-
 def answer_data(sources: Sequence[JsonMapping], files: RunFiles) -> JsonObject:
     if not sources:
         return {"answer": "No source is recorded.", "detail": ""}
@@ -152,7 +126,7 @@ def answer_data(sources: Sequence[JsonMapping], files: RunFiles) -> JsonObject:
     ]
     licences = sorted({str(source["license"] or "licence not stated") for source in sources})
     digests = ", ".join(str(source["sha256"] or "gone")[:SHORT] for source in sources)
-    trained = [balance for balance in list_balances(files) if balance["node"] == last_data_node(files)]
+    trained = [balance for balance in list_balances(files.run.path) if balance["node"] == last_data_node(files)]
     kept = "; ".join(
         f"{balance['kept'] or 0:,} {balance['port']} rows kept for training"
         + (f", {sum(balance['held_out'].values()):,} held out" if balance["held_out"] else "")
