@@ -37,7 +37,7 @@ RECIPES = "recipes"
 CODE = ("train", "backends", "data/renderers")
 """Folders whose code makes a training's result."""
 ADAPTER_CONFIG = "adapter_config.json"
-BESIDE = frozenset({TRAINING_FILE, MANIFEST, "README.md"})
+NOT_WEIGHTS = frozenset({TRAINING_FILE, MANIFEST, "README.md"})
 """Files next to weights that say how and when they were made."""
 LOCATED = frozenset({"base_model_name_or_path", "revision", "inference_mode"})
 """Keys of PEFT's config that say where the base lies, or what the adapter is loaded for."""
@@ -91,7 +91,7 @@ def weights_sha256(folder: Path) -> str:
     digests: dict[str, str] = {}
     for path in list_files(DISK, folder) if folder.is_dir() else ():
         name = path.relative_to(folder).as_posix()
-        if name in BESIDE:
+        if name in NOT_WEIGHTS:
             continue
         if name == ADAPTER_CONFIG:
             config = json.loads(path.read_text(encoding="utf-8"))

@@ -149,7 +149,7 @@ def list_results(facts: CardFacts) -> list[JsonObject]:
     results: list[JsonObject] = []
     for label, line in report.benchmarks.items():
         name, _, part = label.partition("/")
-        args = {"baseline": line.baseline, "improvement": line.improvement.mean, "rows": line.rows}
+        args: JsonObject = {"baseline": line.baseline, "improvement": line.improvement.mean, "rows": line.rows}
         if line.improvement.low is not None:
             args |= {"low": line.improvement.low, "high": line.improvement.high, "confidence": report.confidence}
         metric = {"type": name, "name": name.replace("_", " "), "value": line.candidate, "args": args}
@@ -368,7 +368,7 @@ def ledger_text(version: AdapterVersion, home: Path) -> str:
     ]  # fmt: skip
     check = f"`{PROOF_FILE}`, which is published with this card, proves that the entry is in the log (C2SP). "
     again = f"`trainyard reproduce {proven.seq}` trains it again and compares the digests."
-    limit = "The log is tamper-evident: whoever has its key and its disk can write another one."
+    limit = "The log is tamper-evident: who has its key and its disk can write another one."
     return "\n\n".join((format_table(("what", "value"), rows), f"{check}{again} {limit}"))
 
 

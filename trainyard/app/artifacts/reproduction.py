@@ -2,7 +2,7 @@
 
 Everything comes from the entry and from the recipe whose digest is in it. The training is a supervised child in a
 scratch folder of the home, with the recorded seed, thread count and choices: nothing is registered, published or
-mirrored, no tracker is told, and a training that asks a service is refused, because that costs money.
+mirrored, logged to a tracker, and a training that asks a service is refused, because that costs money.
 """
 
 from __future__ import annotations
@@ -320,10 +320,10 @@ def find_others(config: TrainerConfig, recipe: Recipe, attempt: Attempt, setting
     if (teacher := config.stage.teacher_model) is not None:
         item = RecipeInput(role="teacher", sha256=str(recipe.job.get("teacher_sha256")), name=teacher)
         fields["teacher"] = str(find_base(item, teacher, settings).path)
-    if (name := config.stage.environment_function) is not None:
-        recorded, now = str(recipe.job["environment_sha256"]), ENVIRONMENT.digest(name, settings.environments)
+    if (function := config.stage.environment_function) is not None:
+        recorded, now = str(recipe.job["environment_sha256"]), ENVIRONMENT.digest(function, settings.environments)
         attempt.inputs.append(CheckedInput(role="environment", recorded=recorded, sha256=now, how="of the settings"))
-        fields["environment"] = ENVIRONMENT.find_reference(name, settings.environments)
+        fields["environment"] = ENVIRONMENT.find_reference(function, settings.environments)
     return fields
 
 

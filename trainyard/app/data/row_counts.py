@@ -51,7 +51,7 @@ def list_balances(folder: Path) -> Iterator[JsonObject]:
 
 
 def count_reasons(counts: object) -> dict[str, int]:
-    """Return reason -> rows, without those of no row. The reasons are words of ours."""
+    """Return reason -> rows, without those of no row. The reasons are Trainyard's own words."""
     if isinstance(counts, int):
         return {"rejected": counts} if counts else {}
     pairs = counts.items() if isinstance(counts, Mapping) else ()

@@ -304,7 +304,7 @@ def describe_cost(files: RunFiles) -> JsonObject:
     spent = SpendingStore(files.context.settings.spending).find_cost(files.run.id)
     joules = [float(entry["energy_j"]) for entry in trained if entry.get("energy_j")]
     flops = [int(entry["flops"]) for entry in trained if entry.get("flops")]
-    price = next((entry["gpu_price_per_hour"] for entry in trained), {})
+    price: JsonMapping = next((entry["gpu_price_per_hour"] for entry in trained), {})
     measured = sum(joules) / JOULES_PER_KWH if joules else None
     return {
         "text": spent.text if spent else "",
