@@ -1,8 +1,8 @@
 """`trainyard reproduce`: carry out a recorded training again, and compare what it makes with what the ledger says.
 
 Everything comes from the entry and from the recipe whose digest is in it. The training is a supervised child in a
-scratch folder of the home, with the recorded seed, thread count and choices: nothing is registered, published or
-mirrored, logged to a tracker, and a training that asks a service is refused, because that costs money.
+scratch folder of the home, with the recorded seed, thread count and choices: nothing is registered, published,
+mirrored or logged to a tracker, and a training that asks a service is refused, because that costs money.
 """
 
 from __future__ import annotations

@@ -167,9 +167,9 @@ def draw_steps(steps: Iterable[JsonObject]) -> StepGraph | None:
         others = [parent for parent in step["parents"] if parent in rows and parent not in direct]
         for parent in direct or others[:1]:
             (x1, y1), (x2, y2) = places[parent], places[key]
-            x1, y1, y2 = x1 + BOX_WIDTH, y1 + BOX_HEIGHT / 2, y2 + BOX_HEIGHT / 2
-            middle = (x1 + x2) / 2
-            edges.append(f"M{x1} {y1}C{middle} {y1} {middle} {y2} {x2} {y2}")
+            begin, first_y, last_y = x1 + BOX_WIDTH, y1 + BOX_HEIGHT // 2, y2 + BOX_HEIGHT // 2
+            middle = (begin + x2) // 2
+            edges.append(f"M{begin} {first_y}C{middle} {first_y} {middle} {last_y} {x2} {last_y}")
     boxes = tuple(
         GraphBox(*places[key], str(step["title"]), tuple(step["lines"]), str(step["kind"]))
         for key, step in rows.items()
