@@ -39,6 +39,7 @@ def reproduce_elsewhere(checkout: Path, home: Path, work: Path, *words: str) -> 
     return answer
 
 
+@pytest.mark.slow
 def test_an_sft_and_a_dpo_training_have_the_same_digests_elsewhere(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
