@@ -31,6 +31,7 @@ WITHOUT = {
     "trainyard/app/services.py: mark_bootstrapped": CACHE,
     "trainyard/app/scripts.py: save_script": GIVEN,
     "trainyard/app/adapters/versions.py: show_card": GIVEN,
+    "trainyard/app/reports/report.py: write_report": GIVEN,
     "trainyard/backends/axolotl/program.py: finish": CHILD,
     "trainyard/backends/axolotl/program.py: stop": CHILD,
     "trainyard/backends/base.py: run_training": CHILD,

@@ -82,6 +82,7 @@ class CardInput(Request):
     out: Annotated[Path | None, Option(local=True)] = Field(
         None, description="File to write; default: the card is printed."
     )
+    data: bool = Field(False, description="The card of its data instead: sources, synthetic share, filters.")
 
 
 TokenVariable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         LedgerProof,
         RotatedKey,
     )
+    from trainyard.app.artifacts.reproduction import Reproduction
+    from trainyard.app.reports.report import RunReport
 
 ENTRY = "Number of an entry, or enough of the beginning of its key, of its run or of its job."
 Vkey = Annotated[str | None, Option("--key")]
@@ -83,6 +85,32 @@ class LedgerExportInput(Request):
     entries: Annotated[tuple[str, ...], Option("--entry")] = Field(
         (), description="Entries of which the bundle contains a proof each; the log itself is always whole."
     )
+
+    data: bool = Field(
+        False, description="Also the recipes, rows and earlier weights of these trainings, for `reproduce --bundle`."
+    )
+
+
+class ReproduceInput(Request):
+    entry: Annotated[str, Argument("ENTRY")] = Field(min_length=1, max_length=200, description=ENTRY)
+    bundle: Annotated[Path | None, Option(local=True)] = Field(
+        None, description="Folder of `ledger export --data`, instead of this home's ledger."
+    )
+    base: str | None = Field(None, max_length=4096, description="Base model, where its name is another one here.")
+    from_base: bool = Field(False, description="Train earlier adapters again, too, instead of reading stored copies.")
+    keep: Annotated[Path | None, Option(local=True)] = Field(
+        None, description="Folder for the new adapter; default: it is removed."
+    )
+
+
+class ReportInput(Request):
+    run: Annotated[str, Argument("RUN", completes="run")] = Field(
+        min_length=1, max_length=200, description="Id of a run or a job, its name, or the beginning of one."
+    )
+    out: Annotated[Path | None, Option(local=True)] = Field(
+        None, description="HTML file to write; default: the page is printed."
+    )
+    samples: bool = Field(False, description="Also answers before and after; they contain text of the data.")
 
 
 class LedgerWitnessInput(Request):
@@ -190,7 +218,39 @@ def ledger_proof_text(result: LedgerProof) -> str:
 
 def exported_text(result: ExportedLedger) -> str:
     proofs = f" with {result.proofs} proofs" if result.proofs else ""
+    proofs += f" and the data of {result.recipes} trainings" if result.recipes else ""
     return f"{result.entries:,} entries{proofs} in {result.folder}\ncheck them: python {result.folder}/verify_ledger.py"
+
+
+def reproduction_text(result: Reproduction) -> str:
+    """Return the verdict, then each digest, each difference and what could not be checked."""
+    last = result.trainings[-1]
+    lines = [f"{result.verdict}: entry {result.entry}, trained again in {last.seconds:g} s"]
+    rows = [
+        (item.role, item.recorded[:16], item.sha256[:16], "same" if item.matches else "DIFFERS", item.how)
+        for item in result.inputs
+    ]
+    rows += [
+        (f"weights ({item.node})", item.recorded[:16], item.sha256[:16],
+         "same" if item.recorded == item.sha256 else "DIFFERS", f"entry {item.entry}")
+        for item in result.trainings
+    ]  # fmt: skip
+    lines.append(format_table(rows, ("what", "recorded", "now", "", "how")))
+    if result.verdict != "identical":
+        lines += [f"{name}: {then:.6g} recorded, {now:.6g} now" for name, (then, now) in last.losses.items()]
+        lines.append(
+            f"Losses may differ by {result.tolerance:.0%} where other hardware or versions compute other bits."
+        )
+    lines += [f"differs: {line}" for line in result.differences]
+    lines += [f"not checked: {line}" for line in result.unchecked]
+    return "\n".join([*lines, f"kept: {result.kept}"] if result.kept else lines)
+
+
+def report_text(result: RunReport) -> str:
+    """Return the page, or the answers and where it was written."""
+    if not result.path:
+        return result.html.rstrip("\n")
+    return "\n".join([*(f"{question} {answer}" for question, answer in result.answers), f"written: {result.path}"])
 
 
 def cosigned_text(result: Cosigned) -> str:
@@ -233,6 +293,17 @@ ROWS: dict[str, Operation] = {
         "Write the ledger with its public key and a script that checks it without Trainyard.",
         request=LedgerExportInput, run="app.artifacts.ledger:export", text=exported_text, scope=ADMIN,
         local="It writes a folder anywhere on this machine.",
+    ),
+    "reproduce": Operation(
+        "Carry out a recorded training again, and compare data and weights with the ledger.",
+        request=ReproduceInput, run="app.artifacts.reproduction:reproduce", text=reproduction_text, scope=RUN,
+        route="POST /api/v1/ledger/entries/{entry}/reproduction", heavy=True, only_answers=True, tenants=True,
+    ),
+    "report": Operation(
+        "One page about a run: data, tokens, evaluation, what it replaced, cost, and proof.",
+        request=ReportInput, run="app.reports.report:write_report", text=report_text, scope=READ,
+        example="trainyard report 58b893cd --out report.html",
+        route="GET /api/v1/runs/{run}/report", tenants=True,
     ),
     "ledger witness": Operation(
         "Cosign another machine's ledger if it only grew, or keep a witness's checkpoint of this one.",

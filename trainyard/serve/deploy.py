@@ -332,6 +332,7 @@ def register(
         "gate": dict(request.verdict),
         "report": dict(request.report),
         "data": list(request.adapter.facts.get("sources") or ()),
+        "rows": dict(request.adapter.facts.get("rows") or {}),
         "deployment": request.config.model_dump(mode="json", include=set(DEPLOYMENT_FIELDS), exclude_defaults=True),
     }
     version = registry.register(

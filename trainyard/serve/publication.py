@@ -40,7 +40,7 @@ from trainyard.stores.models import check_adapter_folder, check_model_folder, re
 from trainyard.stores.objects.store import check_name
 from trainyard.stores.whole import MANIFEST, describe_files
 
-TRAVELLING_FACTS = ("base_model", "base_sha256", "chat_template_sha256", "evaluated", "gate", "data", "report")
+TRAVELLING_FACTS = ("base_model", "base_sha256", "chat_template_sha256", "evaluated", "gate", "data", "rows", "report")
 """Facts of a version that are true on any machine."""
 OF_THIS_MACHINE = ("base_path", "log_head")
 """Keys of `training.json` that are not published on the Hub."""

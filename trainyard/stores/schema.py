@@ -54,6 +54,7 @@ KINDS: Mapping[str, StoredKind] = {
     "object": StoredKind(()),
     "openai": StoredKind(("tenants/*/openai/*/*.json",)),
     "pin": StoredKind(("pins/*.json",)),
+    "recipe": StoredKind(("recipes/*.json",)),
     "rental": StoredKind(("rentals/*.json",)),
     "repository": StoredKind(("repositories/tenants/*/*/*/refs.json",)),
     "run": StoredKind(("runs/*/result.json",)),

@@ -25,6 +25,7 @@ from trainyard.operations.adapters import (
 )
 from trainyard.serve.card import write_card
 from trainyard.serve.conversion.merged import Format
+from trainyard.serve.data_card import write_cards, write_data_card
 from trainyard.serve.targets.merged import remove_models
 from trainyard.serve.trial import find_base_folder, try_adapter_folder, try_version
 from trainyard.serve.versions.bucket import is_address, pull_from_store, push_to_store
@@ -144,7 +145,9 @@ class Pulled(Response):
 def show_card(request: CardInput, context: Context) -> Card:
     registry = open_registry(context, request.name)
     version = registry.show(request.name)
-    card = Card(name=version.name, markdown=write_card(version, registry.path(version)))
+    folder, home = registry.path(version), context.settings.home
+    markdown = write_data_card(version) if request.data else write_card(version, folder, home=home)
+    card = Card(name=version.name, markdown=markdown)
     if request.out is None:
         return card
     out = request.out.expanduser().absolute()
@@ -166,12 +169,13 @@ def push(request: PushInput, context: Context) -> Published:
     version = try_version(version, registry, settings)
     if is_address(to):
         refuse_hub_options(request)
-        sent = push_to_store(version, registry, to, write_card(version, registry.path(version)))
+        sent = push_to_store(version, registry, to, write_cards(version, registry.path(version), settings.home))
     else:
         address = HubAddress(to, request.revision, request.token_env, request.public)
         base, _ = find_base_folder(registry.path(version), settings)
         check = partial(try_adapter_folder, settings=settings, base=base) if version.kind == "adapter" else ignore
-        sent = push_to_hub(version, registry, address, write_card(version, registry.path(version), to), check)
+        cards = write_cards(version, registry.path(version), settings.home, to)
+        sent = push_to_hub(version, registry, address, cards, check)
     return Published(
         version=version.name, where=sent.where, revision=sent.revision, changed=sent.changed, live=sent.live,
         **describe_trial(version),

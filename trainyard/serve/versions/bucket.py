@@ -7,6 +7,7 @@ reads what is pushed by hand: `gs://bucket/prefix/adapters/<tenant>/<role>/live.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.serve.publication import Destination, new_version, read_publication, register_pulled
 from trainyard.settings import Settings
 from trainyard.spec.chain import canonical_json
-from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion, check_name
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, check_name
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.store import ObjectStore
 from trainyard.stores.objects.versions import (
@@ -49,8 +50,10 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
-def push_to_store(version: AdapterVersion, registry: AdapterRegistry, address: str, card: str) -> Sent:
+def push_to_store(version: AdapterVersion, registry: AdapterRegistry, address: str, cards: Mapping[str, str]) -> Sent:
     """Send a version under its own number; the store's pointer follows to a live version that is newer than its own.
+
+    `cards` are name -> text; one that is there stays as it is.
 
     Raises `Conflict` (`E-PUBLISH`) when the number belongs to another adapter there, `Corrupt` (`E-PUBLISH`) when a
     reader would get something else.
@@ -68,7 +71,8 @@ def push_to_store(version: AdapterVersion, registry: AdapterRegistry, address: s
             do="Look at the object store, and push again.",
             code="E-PUBLISH",
         )
-    create(objects, f"{prefix}/{CARD_FILE}", card.encode())
+    for name, text in cards.items():
+        create(objects, f"{prefix}/{name}", text.encode())
     is_live = registry.live(version.tenant, version.role).version == version.version
     if is_live:
         point_there(objects, version)
