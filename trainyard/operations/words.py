@@ -55,6 +55,7 @@ WORDS: dict[str, Word] = {
     "scripts": Word(MACHINE, "Training scripts of your own, for the backend script.", "backends"),
     "tokens": Word(MACHINE, "Tokens of the API: who may ask over a network, and for what.", "access"),
     "ledger": Word(LOOK, "Who trained what, on which data, at what price.", "ledger"),
+    "lineage": Word(LOOK, "What an adapter was made from, and what became of it.", "ledger"),
     "audit": Word(MACHINE, "The log of everything that changed something.", "access"),
     "gc": Word(MACHINE, "Remove unused runs, results and logs.", "housekeeping"),
     "backup": Word(MACHINE, "Write a home with its database into one file.", "housekeeping"),
