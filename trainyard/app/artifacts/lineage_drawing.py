@@ -7,7 +7,7 @@ A lineage with more nodes than a reader can follow is folded: nodes of one kind 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -15,6 +15,8 @@ from trainyard.app.artifacts.lineage import LineageGraph, LineageKind, LineageNo
 
 MOST_DRAWN = 60
 """Nodes of a picture."""
+FAR = 25
+"""Nodes of a picture in which only the nearest ones are drawn."""
 FOLD_FROM = 7
 """So many nodes of one kind with the same successors are drawn as one."""
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN, HEAD = 190, 54, 70, 16, 16, 34
@@ -53,7 +55,7 @@ def draw_lineage(graph: LineageGraph, most: int = MOST_DRAWN) -> str:
         '<path d="M0 0L8 4L0 8z" fill="#9a9aa6"/></marker></defs>',
         f'<rect width="{width}" height="{height}" fill="#fafafc"/>',
         f'<text x="{MARGIN}" y="{MARGIN + 8}" font-weight="600">{escape(title)}</text>',
-        *(draw_edge(places[a], places[b], step) for (a, b), step in drawing.edges.items()),
+        *draw_edges(drawing, places),
         *(draw_node(node, *places[node.id], is_root=node.id == graph.root) for node in drawing.nodes.values()),
         "</svg>",
     ]
@@ -102,15 +104,17 @@ def describe_folded(node: LineageNode, count: int) -> LineageNode:
 def fold_far(drawing: Drawing, root: str, most: int) -> Drawing:
     """Return the nodes nearest to the adapter, and one node for all others."""
     before, after = neighbours(drawing.edges)
-    order, waiting = [root], deque([root])
-    reached = {root}
-    while waiting:
-        for other in sorted({*before[waiting[0]], *after[waiting[0]]} - reached):
-            reached.add(other)
-            order.append(other)
-            waiting.append(other)
-        waiting.popleft()
+    order = [root]
+    for links in (after, before):  # what became of it first; a base leads to everything and is no way to others
+        waiting, reached = deque([root]), {root}
+        while waiting:
+            for other in sorted(links[waiting.popleft()] - reached):
+                reached.add(other)
+                waiting.append(other)
+                order += [other] if other not in order else []
+    reached = set(order)
     order += [name for name in drawing.nodes if name not in reached]
+    most = min(most, FAR)
     drawn = set(order[: most - 1])
     far = order[most - 1 :]
     count = len(far)
@@ -190,7 +194,7 @@ def place_rows(drawing: Drawing, columns: Mapping[str, int]) -> tuple[dict[str, 
             ranks[name] = float(row)
             places[name] = (MARGIN + column * (WIDTH + GAP_X), HEAD + MARGIN + row * (HEIGHT + GAP_Y))
         tallest = max(tallest, len(members))
-    return places, HEAD + 2 * MARGIN + tallest * (HEIGHT + GAP_Y) - GAP_Y
+    return places, HEAD + 2 * MARGIN + tallest * (HEIGHT + GAP_Y)
 
 
 # Drawing
@@ -212,16 +216,38 @@ def draw_node(node: LineageNode, x: int, y: int, *, is_root: bool) -> str:
     )
 
 
-def draw_edge(source: tuple[int, int], target: tuple[int, int], step: str) -> str:
-    """Return a curve from the right side of one node to the left side of another, with the step that made it."""
-    x1, y1, x2, y2 = source[0] + WIDTH, source[1] + HEIGHT // 2, target[0], target[1] + HEIGHT // 2
+def draw_edges(drawing: Drawing, places: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+    """Yield the edges: those into one node arrive one below the other, and each of its steps is named once."""
+    into: dict[str, list[str]] = defaultdict(list)
+    for source, target in drawing.edges:
+        into[target].append(source)
+    for target, sources in into.items():
+        labelled: set[str] = set()
+        sources.sort(key=lambda name: (places[name][1], -places[name][0]))
+        x, y = places[target]
+        for number, source in enumerate(sources):
+            step = drawing.edges[source, target]
+            end = (x, y + HEIGHT * (number + 1) // (len(sources) + 1))
+            yield draw_edge(places[source], end, "" if step in labelled else step)
+            labelled.add(step)
+
+
+def draw_edge(source: tuple[int, int], end: tuple[int, int], step: str) -> str:
+    """Return a curve from the right side of a node to a point on the left side of another, with its step."""
+    (x1, y1), (x2, y2) = (source[0] + WIDTH, source[1] + HEIGHT // 2), end
     if x2 <= source[0]:  # it closes a cycle: below both
-        low = max(source[1], target[1]) + HEIGHT + GAP_Y // 2
+        low = max(y1, y2) + HEIGHT
         path = f"M{x1} {y1}C{x1 + 40} {low} {x2 - 40} {low} {x2} {y2}"
+    elif x2 - x1 > GAP_X:  # past other columns: in the gap below its row, so that no node is crossed
+        low, turn = source[1] + HEIGHT + GAP_Y // 2, GAP_X // 2
+        path = (
+            f"M{x1} {y1}C{x1 + turn} {y1} {x1 + turn // 2} {low} {x1 + turn} {low}"
+            f"L{x2 - GAP_X} {low}C{x2 - turn} {low} {x2 - turn} {y2} {x2} {y2}"
+        )
     else:
         bend = max(24, (x2 - x1) // 2)
         path = f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
-    label = f'<text class="step" x="{x2 - 6}" y="{y2 - 5}" text-anchor="end">{escape(step)}</text>'
+    label = f'<text class="step" x="{x2 - 8}" y="{y2 - 3}" text-anchor="end">{escape(step)}</text>' if step else ""
     return f'<path class="edge" marker-end="url(#tip)" d="{path}"/>{label}'
 
 

@@ -121,7 +121,7 @@ def test_an_adapter_that_continues_itself_ends(home: Path) -> None:
 
 
 def test_a_thousand_nodes_fold_into_a_readable_picture(home: Path) -> None:
-    long = [training(f"long-{n}", f"long-{n}", (f"long-{n - 1}",) if n else ()) for n in range(500)]
+    long = [training(f"long-{n}", f"rows-{n}", (f"long-{n - 1}",) if n else ()) for n in range(500)]
     reads = [step(DATA_READ, f"read-{name}", outputs={"sft": name}) for name in WIDE]
     mixed = step("validated", "read-mixed", tuple(f"read-{name}" for name in WIDE), outputs={"sft": "mixed"})
     record(home, *long, *reads, mixed, training("wide", "mixed"))
