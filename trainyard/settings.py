@@ -246,7 +246,17 @@ class MachineSettings(PlanSettings):
     )
 
 
-class Settings(MachineSettings):
+class TrustSettings(MachineSettings):
+    """Settings of what is accepted: signatures of adapters, and limits of tenants."""
+
+    signatures: Literal["require", "verify-if-present", "off"] = Field(
+        "verify-if-present",
+        description="Signatures of adapter versions before they are loaded: require one of a trusted key; verify those "
+        "that there are; or off.",
+    )
+
+
+class Settings(TrustSettings):
     """Settings that an operator makes once; nothing here is part of a chain."""
 
     model_config = SettingsConfigDict(env_prefix="TRAINYARD_", env_nested_delimiter="__", extra="forbid", frozen=True)

@@ -24,7 +24,9 @@ from trainyard.stores.objects.versions import (
     make_conflict,
     point_there,
     read_published_number,
+    read_signature_there,
     upload,
+    upload_signature,
     version_prefix,
 )
 from trainyard.stores.whole import MANIFEST
@@ -69,6 +71,7 @@ def push_to_store(version: AdapterVersion, registry: AdapterRegistry, address: s
             code="E-PUBLISH",
         )
     create(objects, f"{prefix}/{CARD_FILE}", card.encode())
+    upload_signature(objects, version, registry.read_signature(version))
     is_live = registry.live(version.tenant, version.role).version == version.version
     if is_live:
         point_there(objects, version)
@@ -137,7 +140,8 @@ def fetch_published(
                 code="E-CORRUPT",
             ) from error
 
-    return register_pulled(publication, fetch, source=where, origin={}, to=to)
+    signature = read_signature_there(objects, prefix)
+    return register_pulled(publication, fetch, source=where, origin={}, to=to, signature=signature)
 
 
 def find_registered(registry: AdapterRegistry, name: str) -> AdapterVersion | None:
