@@ -254,6 +254,10 @@ class TrustSettings(MachineSettings):
         description="Signatures of adapter versions before they are loaded: require one of a trusted key; verify those "
         "that there are; or off.",
     )
+    limits_file: Path | None = Field(
+        None, description="Signed policy with the limits of tenants (`trainyard limits sign`); unset: unlimited."
+    )
+    limits_key: str = Field("", max_length=500, description="Public key that has to have signed limits_file.")
 
 
 class Settings(TrustSettings):

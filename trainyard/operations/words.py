@@ -53,6 +53,7 @@ WORDS: dict[str, Word] = {
     "env": Word(MACHINE, "The variables that make `prefect` commands talk to this stack.", "prefect"),
     "backends": Word(MACHINE, "The trainers: which there are, and what each is missing.", "backends"),
     "scripts": Word(MACHINE, "Training scripts of your own, for the backend script.", "backends"),
+    "limits": Word(MACHINE, "What the tier of a tenant allows, by a signed policy.", "access"),
     "tokens": Word(MACHINE, "Tokens of the API: who may ask over a network, and for what.", "access"),
     "ledger": Word(LOOK, "Who trained what, on which data, at what price.", "ledger"),
     "lineage": Word(LOOK, "What an adapter was made from, and what became of it.", "ledger"),

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from trainyard.app.context import Caller, Context, make_run_key
+from trainyard.app.plan.limits import list_limit_refusals
 from trainyard.app.plan.locate import locate_model
 from trainyard.app.plan.machine import read_machine_facts
 from trainyard.app.plan.parse import deep_merge
@@ -116,6 +117,7 @@ def list_reasons(spec: SessionSpec, config: TrainerConfig, resolved: TrainerConf
         reasons = run_reasons(whole, read_machine_facts(whole, settings))
         reasons += [] if reasons else check_inputs(whole, settings)
         reasons += check_space(settings)
+        reasons += list_limit_refusals(whole, settings)
     return [replace(reason, node=None, field=reason.field.removeprefix("config.")) for reason in reasons]
 
 
