@@ -257,6 +257,13 @@ class TrustSettings(MachineSettings):
     limits_file: Path | None = Field(
         None, description="Signed policy with the limits of tenants (`trainyard limits sign`); unset: unlimited."
     )
+    openlineage: str = Field(
+        "",
+        max_length=500,
+        pattern=r"^(https?://[^\s@]+|/[^\s]+)?$",
+        description="Where OpenLineage events of the steps of runs go (extra openlineage): the absolute path of a "
+        "file, or the address of a catalog; empty: nowhere.",
+    )
     limits_key: str = Field("", max_length=500, description="Public key that has to have signed limits_file.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_a_job_leaves_an_entry_with_its_nine_fields(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINYARD_PRICE_PER_HOUR", "2.5")
+    monkeypatch.setenv("TRAINYARD_OPENLINEAGE", str(tmp_path / "events.jsonl"))
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     fill_working_folder(tmp_path, tiny_model, monkeypatch, {"data.jsonl": twice(30)})
     job = JobSpec.model_validate(
@@ -64,5 +66,10 @@ def test_a_job_leaves_an_entry_with_its_nine_fields(
     assert {(node.kind.value, node.missing) for node in graph.nodes} == {
         (kind, False) for kind in ("document", "rows", "base", "adapter")
     }
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["job"]["name"], event["eventType"]) for event in events] == [
+        (f"training-job.{node}", state) for node in ("data-source", "trainer") for state in ("START", "COMPLETE")
+    ]
+    assert events[-1]["inputs"][0]["name"] == events[1]["outputs"][0]["name"] == f"sft:{entry['data'][0]['sha256']}"
     written = b"".join(path.read_bytes() for path in ledger.folder.rglob("*") if path.is_file())
     assert not [text for text in (b"Twice", b"twice", CANARY.encode(), str(tmp_path).encode()) if text in written]
