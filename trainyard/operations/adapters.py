@@ -109,7 +109,7 @@ class PullInput(Request):
     token_env: TokenVariable = Field("HF_TOKEN", description="Environment variable with the token of the Hub.")
 
 
-class VerifyInput(Request):
+class VersionInput(Request):
     name: Annotated[str, Argument("TENANT/ROLE[/vN]", completes="adapter")] = Field(
         description="The version; without one, the live one."
     )
@@ -345,12 +345,12 @@ ROWS: dict[str, Operation] = {
     ),
     "adapters verify": Operation(
         "Check every file of a version against its manifest, its signature and the ledger.",
-        request=VerifyInput, run="app.adapters.signing:verify", text=verified_text, scope=READ,
+        request=VersionInput, run="app.adapters.signing:verify", text=verified_text, scope=READ,
         route="GET /api/v1/adapters/verify", tenants=True, heavy=True,
     ),
     "adapters sign": Operation(
         "Sign a version with this home's key, such as one of an earlier Trainyard.",
-        request=VerifyInput, run="app.adapters.signing:sign", text=verified_text, scope=ADMIN,
+        request=VersionInput, run="app.adapters.signing:sign", text=verified_text, scope=ADMIN,
         local="It uses a private key of this machine.",
     ),
     "adapters keys": Operation(

@@ -7,8 +7,8 @@ verify-if-present   the default: a version that has a signature has to verify; o
 off                 nothing is signed and nothing is verified, and that is said
 
 A version that was registered with a signature stays one: when its signature is gone, it is refused under both policies
-that verify. Versions of others keep the signature of their publisher; they are never signed with this home's key by
-themselves, for that would make them ours.
+that verify. Versions of others keep the signature of their publisher; they are not signed with this home's key
+automatically, for that would make them ours.
 """
 
 from __future__ import annotations

@@ -94,8 +94,13 @@ class Demand:
             return tier.backends is None or self.value in tier.backends
         if isinstance(self.value, Feature):
             return self.value in tier.features
-        limit: float | None = getattr(tier, self.name)
+        limit = self.find_limit(tier)
         return limit is None or self.value <= limit
+
+    def find_limit(self, tier: Tier) -> float | None:
+        """Return the number that a tier allows; None for unlimited."""
+        limits = {"max_epochs": tier.max_epochs, "max_rows": tier.max_rows, "workers": tier.workers}
+        return limits[self.name]
 
     def describe(self) -> str:
         """Return what is demanded, such as `5,000 rows`."""
@@ -112,7 +117,8 @@ class Demand:
             return ", ".join(backend.value for backend in tier.backends or ())
         if self.name == "features":
             return ", ".join(tier.features) or "no feature"
-        limit = getattr(tier, self.name)
+        limit = self.find_limit(tier)
+        assert limit is not None, "what has no limit is not refused"
         words = {"max_epochs": "epochs", "max_rows": "rows", "workers": "at the same time"}
         return f"{limit:,g} {words[self.name]}" if limit < 1000 else f"{limit:,.0f} {words[self.name]}"
 

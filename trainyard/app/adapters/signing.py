@@ -8,7 +8,7 @@ from trainyard.app.adapters.registry import open_registry
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.operations.adapters import KeysInput, RevokeKeyInput, TrustKeyInput, VerifyInput
+from trainyard.operations.adapters import KeysInput, RevokeKeyInput, TrustKeyInput, VersionInput
 from trainyard.serve.signatures import check_signature, find_signer, sign_with_own_key
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.files import DISK, translate_os_errors
@@ -50,7 +50,7 @@ class Keys(Response):
     out: Path | None = None
 
 
-def verify(request: VerifyInput, context: Context) -> VerifiedVersion:
+def verify(request: VersionInput, context: Context) -> VerifiedVersion:
     """Check a version's files, signature and entry in the ledger.
 
     Raises `NotFound` (`E-ADAPTER-NOT-FOUND`), `Corrupt` (`E-CORRUPT`), and what `check_signature` raises.
@@ -92,7 +92,7 @@ def compare_with_ledger(version: AdapterVersion, context: Context) -> str:
     return f"ledger: entry {same[0]['seq']} has published this digest"
 
 
-def sign(request: VerifyInput, context: Context) -> VerifiedVersion:
+def sign(request: VersionInput, context: Context) -> VerifiedVersion:
     """Sign a version with this home's key, after a check of its digests. Raises `InvalidInput` where nothing is signed.
 
     A signature of another key is replaced: who calls this vouches for the files.

@@ -105,7 +105,7 @@ def fold_far(drawing: Drawing, root: str, most: int) -> Drawing:
     """Return the nodes nearest to the adapter, and one node for all others."""
     before, after = neighbours(drawing.edges)
     order = [root]
-    for links in (after, before):  # what became of it first; a base leads to everything and is no way to others
+    for links in (after, before):  # what became of it first; never from a base to its other uses
         waiting, reached = deque([root]), {root}
         while waiting:
             for other in sorted(links[waiting.popleft()] - reached):

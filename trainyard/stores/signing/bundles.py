@@ -29,7 +29,7 @@ def sign_folder(folder: Path, files: Mapping[str, JsonMapping], keys: SigningKey
 
     Raises `Corrupt` where a file is not what it should be, or for a private key that cannot be read.
     """
-    from model_signing import hashing, signing  # 0.5 s: it imports sigstore
+    from model_signing import hashing, signing  # 0.5 s: it imports sigstore and OpenSSL
 
     keys.own()
     with TemporaryDirectory(prefix="trainyard-sign-") as work:

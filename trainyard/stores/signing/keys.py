@@ -28,7 +28,6 @@ from trainyard.stores.whole import file_to_create
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
-KIND = "signing-keys"
 OWN_NAME = "this-home"
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
 SHORTEST = 8
@@ -62,8 +61,8 @@ class SigningKeys:
         self.private_file = home / "access" / "signing.pem"
         self.file = SecretFile(
             home / "access" / "signing-keys.json",
-            lambda data, path: read_versioned(KIND, data, path),
-            lambda records: add_version(KIND, {"records": records}),
+            lambda data, path: read_versioned("signing-keys", data, path),
+            lambda records: add_version("signing-keys", {"records": records}),
         )
 
     def list(self) -> list[TrustedKey]:

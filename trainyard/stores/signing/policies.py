@@ -67,7 +67,7 @@ def parse_policy(text: str, name: str) -> LimitsPolicy:
                 f"The policy {name} has format {value['format']}, and this Trainyard reads {FORMAT}.",
                 do="Update Trainyard, or ask for a policy of this format.", code="E-LIMIT",
             )  # fmt: skip
-        return LimitsPolicy.model_validate_json(text)
+        policy = LimitsPolicy.model_validate_json(text)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
@@ -79,10 +79,12 @@ def parse_policy(text: str, name: str) -> LimitsPolicy:
         raise InvalidInput(
             f"The policy {name} is not JSON.", why=str(error)[:200], do="Correct it, and sign it again.", code="E-LIMIT"
         ) from error
+    return policy
 
 
 def sign_policy(policy: LimitsPolicy, key: SigningKey) -> bytes:
     """Return a policy as a signed note."""
+    assert policy.format == FORMAT
     text = canonical_json(policy.model_dump(mode="json", exclude_defaults=True)).decode() + "\n"
     note = f"{text}\n{key.signature_line(text)}".encode()
     if len(note) > MAX_NOTE_BYTES:
