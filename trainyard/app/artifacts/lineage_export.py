@@ -60,7 +60,8 @@ def export_lineage(lineage: Lineage, target: Path, context: Context) -> Lineage:
             code="E-FILE-EXISTS",
         )  # fmt: skip
     graph = lineage.graph
-    numbers = sorted({part.entry for part in (*graph.nodes, *graph.edges) if part.entry is not None})
+    entries = [*(node.entry for node in graph.nodes), *(edge.entry for edge in graph.edges)]
+    numbers = sorted({entry for entry in entries if entry is not None})
     files = {
         "lineage.json": json.dumps(graph.model_dump(mode="json"), indent=1),
         "lineage.svg": draw_lineage(graph),
