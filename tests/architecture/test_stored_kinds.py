@@ -26,6 +26,7 @@ WITHOUT = {
     "trainyard/app/artifacts/lineage_export.py: export_lineage": GIVEN,
     "trainyard/app/adapters/signing.py: list_keys": GIVEN,
     "trainyard/app/plan/limits.py: sign_limits": "a signed note of C2SP, whose text has `format`",
+    "trainyard/serve/signatures.py: sign_published": "a Sigstore bundle, whose media type has its version",
     "trainyard/stores/adapters.py: keep_signature": "a Sigstore bundle, whose media type has its version",
     "trainyard/app/run_records.py: begin": GIVEN,
     "trainyard/app/stack/api_service.py: start_api": CACHE,

@@ -6,7 +6,6 @@ import datetime
 from pathlib import Path
 
 from trainyard.backends.job import TrainingJob
-from trainyard.data.rows import ROWS_FILE, count_rows
 from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.settings import Settings
 from trainyard.spec.limits import CODE, Demand, LimitsPolicy, judge_demands, list_training_demands
@@ -33,6 +32,8 @@ def require_within_tier(job: TrainingJob, settings: Settings) -> None:
     policy = load_policy(settings)
     if policy is None:
         return
+    from trainyard.data.rows import ROWS_FILE, count_rows  # imports pyarrow, which a check does without
+
     rows = [count_rows(Path(folder) / ROWS_FILE) or 0 for folder in job.data.values()]
     demands = [*list_training_demands(job.config, max(rows, default=0))]
     demands += [Demand("max_rows", float(count), None, "data") for count in rows[:1] if count]

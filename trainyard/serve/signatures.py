@@ -17,7 +17,8 @@ from pathlib import Path
 
 from trainyard.errors import NotFound
 from trainyard.settings import Settings
-from trainyard.stores.adapters import SIGNED, AdapterRegistry, AdapterVersion
+from trainyard.stores.adapters import SIGNED, AdapterRegistry, AdapterVersion, files_digest
+from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.signing.bundles import (
     CODE,
     SIGNATURE_FILE,
@@ -26,7 +27,7 @@ from trainyard.stores.signing.bundles import (
     verify_folder,
 )
 from trainyard.stores.signing.keys import SigningKeys, TrustedKey
-from trainyard.stores.whole import describe_files
+from trainyard.stores.whole import describe_files, write_whole
 
 REQUIRE, OFF = "require", "off"
 UNSIGNED = "has no signature; the setting signatures = verify-if-present loads it all the same"
@@ -98,7 +99,17 @@ def check_pulled(folder: Path, bundle: bytes | None, source: str, settings: Sett
 
 
 def sign_published(folder: Path, settings: Settings) -> None:
-    """Sign the files of a publication with this home's key, next to them."""
-    if settings.signatures != OFF:
-        bundle = sign_folder(folder, describe_files(folder), SigningKeys(settings.home))
-        (folder / SIGNATURE_FILE).write_bytes(bundle)
+    """Sign the files of a publication with this home's key, next to them.
+
+    A signature has a random part; one of the same files by the same key is taken again, so that publishing twice adds
+    nothing.
+    """
+    if settings.signatures == OFF:
+        return
+    keys, files = SigningKeys(settings.home), describe_files(folder)
+    earlier = settings.home / "signatures" / f"{keys.own().id[:16]}-{files_digest(files)}.sig"
+    if not earlier.is_file():
+        bundle = sign_folder(folder, files, keys)
+        make_folders(DISK, earlier.parent)
+        write_whole(DISK, earlier, bundle)
+    (folder / SIGNATURE_FILE).write_bytes(earlier.read_bytes())

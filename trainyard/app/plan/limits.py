@@ -1,8 +1,7 @@
-"""Limits of tiers: the reasons against a chain, and the operation that shows the policy and who is in which tier."""
+"""Limits of tiers: the trainings at the same time, the operation that shows the policy, and the one that signs it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import Field
@@ -11,32 +10,18 @@ from trainyard.app.context import Context
 from trainyard.app.live.jobs import select_page
 from trainyard.app.responses import Response
 from trainyard.backends.tier_limits import load_policy
-from trainyard.errors import Conflict, InvalidInput, NotFound, Reason, Refused, TrainyardError
+from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.operations import limits as requests
-from trainyard.settings import Settings
-from trainyard.spec.chain import ResolvedChain
-from trainyard.spec.estimate.estimate import SampledNode
-from trainyard.spec.limits import CODE, Demand, Feature, LimitsPolicy, judge_demands, list_demands
+from trainyard.spec.limits import Demand, Feature, LimitsPolicy, judge_demands
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.states import JobState
 from trainyard.stores.files import DISK
 from trainyard.stores.live.job_index import JobQuery
-from trainyard.stores.signing.policies import describe_problem, parse_policy, policy_key, sign_policy
+from trainyard.stores.signing.policies import parse_policy, policy_key, sign_policy
 from trainyard.stores.whole import create_whole
 
 OPEN = (JobState.PENDING, JobState.RUNNING)
-
-
-def list_limit_refusals(
-    chain: ResolvedChain, settings: Settings, sampled: Mapping[str, SampledNode] | None = None
-) -> list[Reason]:
-    """Return why the tier of a chain's tenant does not allow it; a policy that is not in force allows no chain."""
-    try:
-        policy = load_policy(settings)
-    except TrainyardError as error:
-        return [Reason(CODE, None, "limits_file", describe_problem(error), error.do)]
-    return [] if policy is None else judge_demands([*list_demands(chain, sampled or {})], policy, chain.tenant)
 
 
 def require_free_worker(tenant: str, context: Context, more: int = 1) -> None:

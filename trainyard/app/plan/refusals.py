@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from trainyard.app.plan.keys import Dependency, dependencies, model_digest
-from trainyard.app.plan.limits import list_limit_refusals
 from trainyard.app.plan.machine import find_base_folder, is_local, list_trainers, read_machine_facts, read_memory_bytes
 from trainyard.app.plan.money import list_spending_refusals
+from trainyard.app.plan.tiers import list_limit_refusals
 from trainyard.backends.base import probe
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import list_devices

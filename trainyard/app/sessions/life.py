@@ -14,11 +14,11 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from trainyard.app.context import Caller, Context, make_run_key
-from trainyard.app.plan.limits import list_limit_refusals
 from trainyard.app.plan.locate import locate_model
 from trainyard.app.plan.machine import read_machine_facts
 from trainyard.app.plan.parse import deep_merge
 from trainyard.app.plan.refusals import check_inputs, check_space
+from trainyard.app.plan.tiers import list_limit_refusals
 from trainyard.app.responses import Response
 from trainyard.app.runs import connect_runs
 from trainyard.app.sessions.calls import ask_session, ask_status, require_session

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError
+from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import canonical_json
 from trainyard.spec.limits import LimitsPolicy
 from trainyard.stores.files import DISK
@@ -108,7 +108,3 @@ def policy_key(home: Path) -> SigningKey:
             f"The key {path} cannot be read.", why=str(error)[:200],
             do="Put it back from a backup; or remove it, and sign the policy by a new key.",
         ) from error  # fmt: skip
-
-
-def describe_problem(error: TrainyardError) -> str:
-    return " ".join(filter(None, (error.what, error.why)))

@@ -16,8 +16,9 @@ from tests.unit.stores.test_job_index import make_row
 from trainyard.app.context import Caller, Context
 from trainyard.app.live.jobs import open_index
 from trainyard.app.plan.check import check
-from trainyard.app.plan.limits import Limits, SignedPolicy, list_limit_refusals, require_free_worker
+from trainyard.app.plan.limits import Limits, SignedPolicy, require_free_worker
 from trainyard.app.plan.resolve import resolve_chain
+from trainyard.app.plan.tiers import list_limit_refusals
 from trainyard.backends.tier_limits import load_policy, require_within_tier
 from trainyard.data.rows import ROWS_FILE, SftRow, write_rows
 from trainyard.errors import Conflict, NotFound, Refused, TrainyardError

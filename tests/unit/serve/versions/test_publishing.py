@@ -25,6 +25,7 @@ from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.models import model_sha256
 from trainyard.stores.objects.addresses import open_store
+from trainyard.stores.signing.keys import SigningKeys
 from trainyard.surfaces.cli.command import build_request
 from trainyard.testing.hub_server import HubServer
 from trainyard.testing.loopback import serving
@@ -89,7 +90,9 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 
 @pytest.fixture
 def machines(tmp_path: Path, home: Path, hub: HubServer) -> tuple[Machine, Machine]:
-    return Machine(tmp_path / "a", hub.url), Machine(tmp_path / "b", hub.url)
+    here, there = Machine(tmp_path / "a", hub.url), Machine(tmp_path / "b", hub.url)
+    SigningKeys(there.home).trust(SigningKeys(here.home).own().pem, "here")
+    return here, there
 
 
 def push(name: str = "acme/bot/v1", to: str = "acme/assistant", **more: Any) -> Call:

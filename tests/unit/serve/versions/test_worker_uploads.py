@@ -19,6 +19,7 @@ from trainyard.serve.worker_uploads import upload_version
 from trainyard.settings import Settings, settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.repositories.names import RepositoryName
+from trainyard.stores.signing.keys import SigningKeys
 
 pytestmark = pytest.mark.integration
 MIRROR = "data-worker://default/checkpoints-one"
@@ -76,6 +77,7 @@ def test_versions_are_uploaded_once_and_pulled_by_the_hubs_client(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     there = Settings(home=tmp_path / "b")
+    SigningKeys(there.home).trust(SigningKeys(here.home).own().pem, "here")
     pulled = [pull_from_hub(HubAddress("default/coder", revision), there) for revision in ("v1", None)]
     assert [version.facts["origin"]["name"] for version in pulled] == ["default/coder/v1", "default/coder/v2"]
     assert [version.facts["origin"]["revision"] for version in pulled] == commits[:2]
