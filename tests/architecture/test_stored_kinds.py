@@ -22,6 +22,8 @@ C2SP = "in a format of C2SP, which has its own version"
 WITHOUT = {
     "trainyard/app/artifacts/ledger.py: export": C2SP,
     "trainyard/app/artifacts/ledger.py: keep_cosigned": C2SP,
+    "trainyard/stores/ledger/anchors/folders.py: place_in_folder": C2SP,
+    "trainyard/stores/ledger/witnessing.py: cosign": C2SP,
     "trainyard/app/artifacts/ledger.py: witness": C2SP,
     "trainyard/app/artifacts/lineage_export.py: export_lineage": GIVEN,
     "trainyard/app/adapters/signing.py: list_keys": GIVEN,
@@ -69,6 +71,7 @@ WITHOUT = {
     "trainyard/backends/script/files.py: write": CHILD,
     "trainyard/backends/native/ranks.py: receive_outcome": HASHED,
     "trainyard/backends/sessions/running.py: run_session": CHILD,
+    "trainyard/compute/energy.py: keep_energy": WORK,
     "trainyard/compute/rank_process.py: write_note": CHILD,
     "trainyard/data/corpora.py: keep": GIVEN,
     "trainyard/data/validation.py: validate": HASHED,

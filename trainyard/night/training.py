@@ -21,7 +21,7 @@ from trainyard.compute.supervise import DesiredState
 from trainyard.data.corpora import write_training_set
 from trainyard.evals.job import job_from_inputs
 from trainyard.evals.runner import REPORT_FILE, REPORT_FOLDER, evaluate
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings
@@ -78,15 +78,15 @@ class LocalTrainer:
                 settings=self.settings,
                 train=self.bind_budget(order.budget_s),
             )
-            problem = self.record(order, job, started)
+            problem = self.record(order, job, started, produced.facts)
             facts = {**produced.facts, **({"ledger": problem} if problem else {})}
             write_json_durably(done, add_version("trained", facts))
         return Trained(order.work / "adapter", read_versioned("trained", done.read_bytes(), done))
 
-    def record(self, order: TrainingRequest, job: TrainingJob, started: float) -> str:
+    def record(self, order: TrainingRequest, job: TrainingJob, started: float, facts: JsonMapping) -> str:
         """Record the training in the ledger; return why it could not be, empty when it is there."""
         folder = order.work / job.output.value
-        record = read_training_record(folder)
+        record = {**read_training_record(folder), "energy_j": facts.get("energy_j")}
         return record_step(
             self.settings.home,
             TRAINED,

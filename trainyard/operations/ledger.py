@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from trainyard.json_types import JsonObject
 from trainyard.operations.artifacts import format_time
 from trainyard.operations.base import Request, Tenant
 from trainyard.operations.fields import Argument, Option
 from trainyard.operations.table import Operation, Scope
-from trainyard.operations.tables import format_table
+from trainyard.operations.tables import format_table, json_text
 
 if TYPE_CHECKING:
+    from trainyard.app.artifacts.anchors import AnchoredLedger, AnchorResult
     from trainyard.app.artifacts.ledger import (
+        AnchorCheck,
         Cosigned,
         ExportedLedger,
         LedgerCheck,
@@ -52,6 +55,23 @@ class LedgerVerifyInput(Request):
     witness: Annotated[tuple[str, ...], Option("--witness")] = Field(
         (), description="Public keys of witnesses, each of which has to have cosigned a checkpoint of this log."
     )
+    anchor: bool = Field(False, description="Ask every anchor for its checkpoints, and compare them with the log.")
+
+
+class LedgerAnchorInput(Request):
+    to: Annotated[tuple[str, ...], Option("--to")] = Field(
+        (), description="Names of anchors in trainyard.toml, or kinds; default: all."
+    )
+    deploy: Annotated[bool, Option(local=True)] = Field(
+        False, description="Deploy the contract of the anchor instead, and print its address."
+    )
+
+
+class WitnessServerInput(Request):
+    logs: Annotated[tuple[str, ...], Option("--log")] = Field(
+        min_length=1, description="Public keys of the logs that are cosigned: NAME+ID+BASE64."
+    )
+    port: int = Field(8894, ge=0, le=65_535, description="Port on the loopback interface; 0: a free one.")
 
 
 class LedgerProveInput(Request):
@@ -135,13 +155,17 @@ def walk_lineage(graph: LineageGraph, *, upstream: bool) -> Iterator[tuple[int, 
 
 
 def format_kind(entry: LedgerEntry) -> str:
-    return f"{entry.entry['kind']}{' (reused)' if entry.entry.get('reused') else ''}"
+    marks = {"reused": "reused", "unledgered": "late"}
+    notes = [mark for name, mark in marks.items() if entry.entry.get(name)]
+    notes += [str(entry.entry["anchor"])] if "anchor" in entry.entry else []
+    return " ".join([str(entry.entry["kind"]), *(f"({mark})" for mark in notes)])
 
 
 def ledger_log_text(result: LedgerEntries) -> str:
     """Return a line for each entry."""
+    missing = [f"not in the ledger yet: {format_missing(row)}" for row in result.unledgered]
     if not result.entries:
-        return "no entries"
+        return "\n".join([*missing, "no entries"])
     rows = [
         (
             str(item.seq),
@@ -155,7 +179,14 @@ def ledger_log_text(result: LedgerEntries) -> str:
         for item in result.entries
     ]
     more = f"\nmore: --before {result.entries[-1].seq}" if result.more else ""
-    return format_table(rows, ("entry", "time (UTC)", "kind", "run", "node", "tenant", "theme")) + more
+    table = format_table(rows, ("entry", "time (UTC)", "kind", "run", "node", "tenant", "theme")) + more
+    return "\n".join([*missing, table])
+
+
+def format_missing(row: JsonObject) -> str:
+    """Return an entry that could not be written, and why."""
+    subject = row.get("version") or row.get("run") or ""
+    return f"{row['kind']} {subject} of {format_time(float(row['time']))} UTC ({row['code']})"
 
 
 def ledger_entry_text(result: LedgerEntry) -> str:
@@ -166,7 +197,9 @@ def ledger_entry_text(result: LedgerEntry) -> str:
 
 def ledger_check_text(result: LedgerCheck) -> str:
     head = f"{result.size:,} entries, root {result.root}\norigin {result.origin}\nkey    {result.key}"
-    lines = [head, *(f"witnessed: {line}" for line in result.witnessed), *(f"note: {line}" for line in result.notes)]
+    facts = {"witnessed": result.witnessed, "anchored": result.anchored, "note": result.notes}
+    lines = [head, *(f"{word}: {line}" for word, rows in facts.items() for line in rows)]
+    lines += [anchor_check_line(check) for check in result.anchors]
     if not result.problems:
         return "\n".join([*lines, TAMPER_EVIDENT])
     lines.append(f"{len(result.problems)} problems: this ledger was changed, cut or damaged")
@@ -176,9 +209,34 @@ def ledger_check_text(result: LedgerCheck) -> str:
     return "\n".join(lines)
 
 
+def anchor_check_line(check: AnchorCheck) -> str:
+    head = f"anchor {check.name} ({check.kind})"
+    if check.unreachable:
+        return f"{head}: NOT CHECKED. {check.unreachable}"
+    if check.size is None:
+        return f"{head}: nothing of this log is there yet"
+    when = f", {format_time(check.time)} UTC" if check.time is not None else ""
+    return f"{head}: {check.size:,} entries{when}, {check.where}\n  proves: {check.proves}"
+
+
+def anchored_text(result: AnchoredLedger) -> str:
+    if result.contract:
+        return f"deployed: contract = {json.dumps(result.contract)}"
+    return "\n".join(map(anchor_line, result.anchors))
+
+
+def anchor_line(anchor: AnchorResult) -> str:
+    head = f"{anchor.name} ({anchor.kind})"
+    if anchor.problem:
+        return f"{head}: FAILED, tried again later. {anchor.problem}"
+    if not anchor.is_new:
+        return f"{head}: has the {anchor.size or 0:,} entries already"
+    return f"{head}: {anchor.size or 0:,} entries, {anchor.where}\n  proves: {anchor.proves}"
+
+
 TAMPER_EVIDENT = (
     "Nothing was changed since it was signed. This is tamper-evident, not tamper-proof: who has this home's key and\n"
-    "its disk can write another log. Keep this root elsewhere, or have a witness cosign it."
+    "its disk can write another log. Keep this root elsewhere, have a witness cosign it, or anchor it."
 )
 
 
@@ -236,6 +294,16 @@ ROWS: dict[str, Operation] = {
         "Cosign another machine's ledger if it only grew, or keep a witness's checkpoint of this one.",
         request=LedgerWitnessInput, run="app.artifacts.ledger:witness", text=cosigned_text, scope=ADMIN,
         local="It reads a folder anywhere on this machine.",
+    ),
+    "ledger anchor": Operation(
+        "Bring the newest checkpoint of the ledger to the anchors of trainyard.toml.",
+        request=LedgerAnchorInput, run="app.artifacts.anchors:anchor", text=anchored_text, scope=ADMIN,
+        example="trainyard ledger anchor --to office",
+    ),
+    "ledger serve-witness": Operation(
+        "Cosign checkpoints of other ledgers over HTTP (c2sp.org/tlog-witness) until stopped.",
+        request=WitnessServerInput, run="surfaces.witness:serve_witness", text=json_text, scope=ADMIN,
+        local="It becomes a server on this machine.", endless=True,
     ),
     "ledger rotate": Operation(
         "Replace the ledger's key, which may be lost; an entry records it.",

@@ -35,6 +35,8 @@ class StoredKind:
 
 KINDS: Mapping[str, StoredKind] = {
     "adapter": StoredKind(("adapters/*/*/v*/manifest.json",)),
+    "anchor": StoredKind(("ledger/anchors/*.json",)),
+    "anchors": StoredKind(("access/anchors.json",)),
     "artifact": StoredKind(("artifacts/*/*/manifest.json",)),
     "chain": StoredKind(("chains/*/chain-*/*.json",)),
     "choices": StoredKind(("choices/*.json",)),
