@@ -117,18 +117,18 @@ class VersionInput(Request):
 
 class KeysInput(Request):
     out: Annotated[Path | None, Option(local=True)] = Field(
-        None, description="File for this home's public key, which other homes trust."
+        None, description="File for this home's public key; other homes trust it."
     )
 
 
 class TrustKeyInput(Request):
-    file: Annotated[Path, Argument("FILE")] = Field(description="Public key (PEM), as `adapters keys --out` writes it.")
-    name: str = Field(min_length=1, max_length=63, description="Whose key it is, such as lab-two.")
+    file: Annotated[Path, Argument("FILE")] = Field(description="Public key (PEM); `adapters keys --out` writes it.")
+    name: str = Field(min_length=1, max_length=63, description="Whose key it is; such as lab-two.")
 
 
 class RevokeKeyInput(Request):
     key: Annotated[str, Argument("KEY")] = Field(
-        min_length=1, max_length=64, description="Name of a key, or enough of the beginning of its id."
+        min_length=1, max_length=64, description="Its name; or enough of the beginning of its id."
     )
     because: str = Field(min_length=1, max_length=500, description="Why; it is shown where a signature is refused.")
 
@@ -344,22 +344,22 @@ ROWS: dict[str, Operation] = {
         local="It reads a token from this machine's environment and fetches files from a server.",
     ),
     "adapters verify": Operation(
-        "Check every file of a version against its manifest, its signature and the ledger.",
+        "Verify a version: every file against its manifest, its signature and the ledger.",
         request=VersionInput, run="app.adapters.signing:verify", text=verified_text, scope=READ,
         route="GET /api/v1/adapters/verify", tenants=True, heavy=True,
     ),
     "adapters sign": Operation(
-        "Sign a version with this home's key, such as one of an earlier Trainyard.",
+        "Sign a version: with this home's key, such as one of an earlier Trainyard.",
         request=VersionInput, run="app.adapters.signing:sign", text=verified_text, scope=ADMIN,
         local="It uses a private key of this machine.",
     ),
     "adapters keys": Operation(
-        "The keys whose signatures are accepted here, this home's first.",
+        "Keys whose signatures are accepted: this home's first.",
         request=KeysInput, run="app.adapters.signing:list_keys", text=keys_text, scope=ADMIN,
         local="It makes this machine's key where there is none.",
     ),
     "adapters trust-key": Operation(
-        "Accept the adapters that a key of another home has signed.",
+        "Accept what a key has signed: one of another home.",
         request=TrustKeyInput, run="app.adapters.signing:trust_key", text=keys_text, scope=ADMIN,
         example="trainyard adapters trust-key lab-two.pem --name lab-two",
         local="It decides which adapters this machine loads.",

@@ -103,9 +103,9 @@ class LedgerRotateInput(Request):
 
 class LineageInput(Request):
     adapter: Annotated[str, Argument("ADAPTER", completes="adapter")] = Field(
-        min_length=1, max_length=200, description="TENANT/ROLE[/vN], an ended job, or the digest of its weights."
+        min_length=1, max_length=200, description="TENANT/ROLE[/vN], an ended job, or a digest of weights."
     )
-    svg: bool = Field(False, description="Draw the graph (SVG).")
+    svg: bool = Field(False, description="As SVG.")
     export: Annotated[Path | None, Option(local=True)] = Field(
         None, description="Folder to write: graph, picture, in-toto statement, and the proof of each entry."
     )
@@ -312,7 +312,7 @@ ROWS: dict[str, Operation] = {
         local="It writes a secret on this machine.",
     ),
     "lineage": Operation(
-        "What an adapter was made from, and what became of it: documents, rows, weights, evaluations, deployments.",
+        "What an adapter was made from: documents, rows, weights; and what became of it: evaluations, deployments.",
         request=LineageInput, run="app.artifacts.lineage_export:show_lineage", text=lineage_text, scope=READ,
         example="trainyard lineage default/handbook --svg > handbook.svg",
         route="GET /api/v1/lineage", tenants=True,

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class LimitsInput(Request):
-    tenant: Tenant = Field(None, description="Tenant whose tier is shown; default: that of the settings.")
+    tenant: Tenant = Field(None, description="Whose tier is shown; default: that of the settings.")
 
 
 class SignLimitsInput(Request):
-    policy: Annotated[Path, Argument("POLICY")] = Field(description="YAML or JSON file with tiers and tenants.")
+    policy: Annotated[Path, Argument("POLICY")] = Field(description="YAML or JSON file; it has tiers and tenants.")
     out: Path = Field(description="File for the signed policy; it must not exist.")
 
 
@@ -71,12 +71,12 @@ READ, RUN, ADMIN = Scope
 
 ROWS: dict[str, Operation] = {
     "limits": Operation(
-        "The tiers of this home and the tier of a tenant: backends, epochs, rows, workers, features.",
+        "Tiers of tenants: backends, epochs, rows, trainings at the same time, features.",
         request=LimitsInput, run="app.plan.limits:show_limits", text=limits_text, scope=READ,
         route="GET /api/v1/limits", tenants=True,
     ),
     "limits sign": Operation(
-        "Sign a policy of limits with this home's key.",
+        "Sign a policy of limits: with this home's key.",
         request=SignLimitsInput, run="app.plan.limits:sign_limits", text=signed_policy_text, scope=ADMIN,
         example="trainyard limits sign deployments/presets/limits-tiers.yaml --out limits.note",
         local="It uses a private key of this machine.",
