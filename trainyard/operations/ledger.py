@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
         LedgerProof,
         RotatedKey,
     )
+    from trainyard.app.artifacts.lineage import LineageGraph, LineageNode
+    from trainyard.app.artifacts.lineage_export import Lineage
     from trainyard.app.artifacts.reproduction import Reproduction
     from trainyard.app.reports.report import RunReport
 
@@ -124,6 +127,59 @@ class LedgerWitnessInput(Request):
 
 class LedgerRotateInput(Request):
     because: str = Field(min_length=1, max_length=500, description="Why the key is replaced; it is in the entry.")
+
+
+class LineageInput(Request):
+    adapter: Annotated[str, Argument("ADAPTER", completes="adapter")] = Field(
+        min_length=1, max_length=200, description="TENANT/ROLE[/vN], an ended job, or a digest of weights."
+    )
+    svg: bool = Field(False, description="As SVG.")
+    export: Annotated[Path | None, Option(local=True)] = Field(
+        None, description="Folder to write: graph, picture, in-toto statement, and the proof of each entry."
+    )
+
+
+MOST_LINES = 200
+"""Lines of a lineage as text, in each direction."""
+
+
+def lineage_text(result: Lineage) -> str:
+    """Return what an adapter was made from and what it became, a line for each edge; or its picture."""
+    if result.svg:
+        return result.svg.rstrip("\n")
+    graph = result.graph
+    nodes = {node.id: node for node in graph.nodes}
+    root = nodes[graph.root]
+    lines = [f"{graph.adapter}: {format_node(root)}"]
+    for title, upstream in (("made from", True), ("led to", False)):
+        branch = list(walk_lineage(graph, upstream=upstream))
+        lines += [title] if branch else []
+        lines += [f"{'  ' * depth}{step:<10} {format_node(nodes[name])}" for depth, step, name in branch[:MOST_LINES]]
+        lines += [f"  … {len(branch) - MOST_LINES:,} more: --json"] if len(branch) > MOST_LINES else []
+    lines += [f"note: {note}" for note in graph.notes]
+    lines += [f"written: {result.files} files in {result.folder}"] if result.folder else []
+    return "\n".join(lines)
+
+
+def format_node(node: LineageNode) -> str:
+    entry = f"entry {node.entry}" if node.entry is not None else ""
+    about = ", ".join(filter(None, (node.detail, entry, "deleted" if node.missing else "")))
+    return f"{node.kind} {node.label}{f' ({about})' if about else ''}"
+
+
+def walk_lineage(graph: LineageGraph, *, upstream: bool) -> Iterator[tuple[int, str, str]]:
+    """Yield (depth, step, node) of one direction, depth first; a node that was shown before is not entered again."""
+    links: dict[str, list[tuple[str, str]]] = {}
+    for edge in graph.edges:
+        near, far = (edge.target, edge.source) if upstream else (edge.source, edge.target)
+        links.setdefault(near, []).append((edge.step, far))
+    seen, stack = {graph.root}, [(1, *link) for link in reversed(links.get(graph.root, []))]
+    while stack:
+        depth, step, name = stack.pop()
+        yield depth, step, name
+        if name not in seen:
+            seen.add(name)
+            stack += [(depth + 1, *link) for link in reversed(links.get(name, []))]
 
 
 def format_kind(entry: LedgerEntry) -> str:
@@ -325,6 +381,12 @@ ROWS: dict[str, Operation] = {
         request=LedgerRotateInput, run="app.artifacts.ledger:rotate", text=rotated_text, scope=ADMIN,
         example="trainyard ledger rotate --because 'the disk with the key broke'",
         local="It writes a secret on this machine.",
+    ),
+    "lineage": Operation(
+        "What an adapter was made from: documents, rows, weights; and what became of it: evaluations, deployments.",
+        request=LineageInput, run="app.artifacts.lineage_export:show_lineage", text=lineage_text, scope=READ,
+        example="trainyard lineage default/handbook --svg > handbook.svg",
+        route="GET /api/v1/lineage", tenants=True,
     ),
 }  # fmt: skip
 """Name -> row, in the order of the help."""

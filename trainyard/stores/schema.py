@@ -60,6 +60,7 @@ KINDS: Mapping[str, StoredKind] = {
     "run": StoredKind(("runs/*/result.json",)),
     "service": StoredKind(("services/*.json", "services/started/*.json")),
     "session": StoredKind(("sessions/*/session.json", "sessions/*/status.json")),
+    "signing-keys": StoredKind(("access/signing-keys.json",)),
     "spending": StoredKind(("spending/*/*/*.json",)),
     "sweep": StoredKind(("sweeps/*/sweep.json",)),
     "timings": StoredKind(("timings/*.json",)),

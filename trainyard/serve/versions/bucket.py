@@ -25,7 +25,9 @@ from trainyard.stores.objects.versions import (
     make_conflict,
     point_there,
     read_published_number,
+    read_signature_there,
     upload,
+    upload_signature,
     version_prefix,
 )
 from trainyard.stores.whole import MANIFEST
@@ -73,6 +75,7 @@ def push_to_store(version: AdapterVersion, registry: AdapterRegistry, address: s
         )
     for name, text in cards.items():
         create(objects, f"{prefix}/{name}", text.encode())
+    upload_signature(objects, version, registry.read_signature(version))
     is_live = registry.live(version.tenant, version.role).version == version.version
     if is_live:
         point_there(objects, version)
@@ -141,7 +144,8 @@ def fetch_published(
                 code="E-CORRUPT",
             ) from error
 
-    return register_pulled(publication, fetch, source=where, origin={}, to=to)
+    signature = read_signature_there(objects, prefix)
+    return register_pulled(publication, fetch, source=where, origin={}, to=to, signature=signature)
 
 
 def find_registered(registry: AdapterRegistry, name: str) -> AdapterVersion | None:

@@ -33,6 +33,7 @@ from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.ledger.proofs import PROOF_FILE
 from trainyard.stores.model_hub import import_hub
 from trainyard.stores.models import HUB_NAME
+from trainyard.stores.signing.bundles import SIGNATURE_FILE
 from trainyard.stores.whole import MANIFEST
 
 TOKEN_VARIABLE = "HF_TOKEN"
@@ -169,6 +170,10 @@ def pull_from_hub(source: HubAddress, settings: Settings, alias: str | None = No
             shutil.move(api.hf_hub_download(source.name, name, revision=head.sha, local_dir=work), target)
 
         path = Path(api.hf_hub_download(source.name, MANIFEST, revision=head.sha, local_dir=work))
+        signature = None
+        if SIGNATURE_FILE in there:
+            bundle = api.hf_hub_download(source.name, SIGNATURE_FILE, revision=head.sha, local_dir=work)
+            signature = Path(bundle).read_bytes()
         publication = read_publication(path.read_bytes(), source.name)
         return register_pulled(
             publication,
@@ -176,6 +181,7 @@ def pull_from_hub(source: HubAddress, settings: Settings, alias: str | None = No
             source=f"hub:{source.name}",
             origin={"revision": head.sha},
             to=new_version(settings, alias),
+            signature=signature,
         )
 
 

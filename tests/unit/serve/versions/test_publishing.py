@@ -30,6 +30,7 @@ from trainyard.stores.models import model_sha256
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.repositories.client import DataWorkers
 from trainyard.stores.repositories.names import RepositoryName
+from trainyard.stores.signing.keys import SigningKeys
 from trainyard.surfaces.cli.command import build_request
 
 REPOSITORY = RepositoryName("models", "acme", "assistant")
@@ -107,7 +108,9 @@ def list_summaries(hub: DataWorker, branch: str = "main") -> list[str]:
 
 @pytest.fixture
 def machines(tmp_path: Path, home: Path, hub: DataWorker) -> tuple[Machine, Machine]:
-    return Machine(tmp_path / "a", hub), Machine(tmp_path / "b", hub)
+    here, there = Machine(tmp_path / "a", hub), Machine(tmp_path / "b", hub)
+    SigningKeys(there.home).trust(SigningKeys(here.home).own().pem, "here")
+    return here, there
 
 
 def push(name: str = "acme/bot/v1", to: str = "acme/assistant", **more: Any) -> Call:

@@ -20,6 +20,7 @@ from trainyard.serve.worker_uploads import upload_version
 from trainyard.settings import Settings, settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.repositories.names import RepositoryName
+from trainyard.stores.signing.keys import SigningKeys
 
 pytestmark = pytest.mark.integration
 MIRROR = "data-worker://default/checkpoints-one"
@@ -77,6 +78,7 @@ def test_versions_are_uploaded_once_and_pulled_by_the_hubs_client(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     there = Settings(home=tmp_path / "b")
+    SigningKeys(there.home).trust(SigningKeys(here.home).own().pem, "here")
     cards = write_cards(versions[0], registry.path(versions[0]), here.home, "default/pushed")
     pushed = [push_to_hub(versions[0], registry, HubAddress("default/pushed"), cards) for _ in range(2)]
     assert [sent.changed for sent in pushed] == [True, False]
