@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pydantic import Field
 
-from trainyard.app.artifacts.ledger import format_inclusion
 from trainyard.app.artifacts.lineage import LineageGraph, build_lineage
 from trainyard.app.artifacts.lineage_drawing import draw_lineage
 from trainyard.app.artifacts.statements import build_statement
@@ -17,6 +16,7 @@ from trainyard.errors import Conflict
 from trainyard.json_types import JsonObject
 from trainyard.operations.ledger import LineageInput
 from trainyard.stores.ledger.log import Ledger
+from trainyard.stores.ledger.proofs import format_inclusion
 from trainyard.stores.whole import write_folder
 
 
