@@ -218,8 +218,9 @@ def end_loops_of_prefect() -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Each test ends the threads and processes that it starts. Fixtures of a wider scope end theirs later."""
-    before = list_running()
+    before, recursion_limit = list_running(), sys.getrecursionlimit()
     yield
+    sys.setrecursionlimit(recursion_limit)  # py-evm raises it, and nested JSON then overflows the stack
     require_nothing_left(before, spared=PREFECTS_THREADS + EXECUTORS_THREADS)
 
 
