@@ -186,6 +186,10 @@ def thread_name(runner: threading.Thread | psutil.Process) -> str:
     return runner.name if isinstance(runner, threading.Thread) else ""
 
 
+RECURSION_LIMIT = sys.getrecursionlimit()
+"""Before any import: py-evm raises it so far that nested JSON overflows the stack."""
+
+
 @pytest.fixture(autouse=True, scope="session")
 def nothing_is_left_by_the_session() -> Iterator[None]:
     before = list_running()
@@ -218,9 +222,9 @@ def end_loops_of_prefect() -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Each test ends the threads and processes that it starts. Fixtures of a wider scope end theirs later."""
-    before, recursion_limit = list_running(), sys.getrecursionlimit()
+    before = list_running()
     yield
-    sys.setrecursionlimit(recursion_limit)  # py-evm raises it, and nested JSON then overflows the stack
+    sys.setrecursionlimit(RECURSION_LIMIT)
     require_nothing_left(before, spared=PREFECTS_THREADS + EXECUTORS_THREADS)
 
 

@@ -176,7 +176,7 @@ def test_a_removed_signature_is_refused_and_an_old_version_is_noted(home: Home, 
 def test_a_key_of_another_home_is_accepted_only_from_the_list(home: Home, source: Path, tmp_path: Path) -> None:
     other = Home(tmp_path / "other")
     version = other.register(source)
-    push_to_store(version, other.registry, f"file://{tmp_path / 'store'}", "card")
+    push_to_store(version, other.registry, f"file://{tmp_path / 'store'}", {"README.md": "card"})
     with pytest.raises(Denied, match="does not trust"):
         pull(home, tmp_path / "store")
     assert home.registry.list() == []
@@ -196,7 +196,7 @@ def test_a_key_of_another_home_is_accepted_only_from_the_list(home: Home, source
 def test_a_pull_without_a_signature_follows_the_policy(home: Home, source: Path, tmp_path: Path) -> None:
     other = Home(tmp_path / "other", "off")
     version = other.register(source)
-    push_to_store(version, other.registry, f"file://{tmp_path / 'store'}", "card")
+    push_to_store(version, other.registry, f"file://{tmp_path / 'store'}", {"README.md": "card"})
     with pytest.raises(NotFound, match="has no signature"):
         pull(home, tmp_path / "store", "require")
     pulled = pull(home, tmp_path / "store")
