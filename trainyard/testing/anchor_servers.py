@@ -114,8 +114,8 @@ def evm_chain(port: int = 0) -> Iterator[EvmChain]:
     from web3 import Web3
     from web3.providers.eth_tester import EthereumTesterProvider
 
-    sys.setrecursionlimit(limit)  # py-evm raises it so far that deeply nested JSON overflows the stack of the process
     tester = EthereumTester()
+    sys.setrecursionlimit(limit)  # py-evm raises it so far that deeply nested JSON overflows the stack of the process
     web3 = Web3(EthereumTesterProvider(tester))
     keys = [key.to_hex() for key in tester.backend.account_keys]
     chain = EvmChain(web3.provider.request_func(web3, web3.middleware_onion), keys)
