@@ -379,7 +379,28 @@ class MachineSettings(PlanSettings):
     )
 
 
-class Settings(MachineSettings):
+class TrustSettings(MachineSettings):
+    """Settings of what is accepted: signatures of adapters, and limits of tenants."""
+
+    signatures: Literal["require", "verify-if-present", "off"] = Field(
+        "verify-if-present",
+        description="Signatures of adapter versions before they are loaded: require one of a trusted key; verify those "
+        "that there are; or off.",
+    )
+    limits_file: Path | None = Field(
+        None, description="Signed policy with the limits of tenants (`trainyard limits sign`); unset: unlimited."
+    )
+    openlineage: str = Field(
+        "",
+        max_length=500,
+        pattern=r"^(https?://[^\s@]+|/[^\s]+)?$",
+        description="Where OpenLineage events of the steps of runs go (extra openlineage): the absolute path of a "
+        "file, or the address of a catalog; empty: nowhere.",
+    )
+    limits_key: str = Field("", max_length=500, description="Public key that has to have signed limits_file.")
+
+
+class Settings(TrustSettings):
     """Settings that an operator makes once; nothing here is part of a chain."""
 
     model_config = SettingsConfigDict(env_prefix="TRAINYARD_", env_nested_delimiter="__", extra="forbid", frozen=True)
