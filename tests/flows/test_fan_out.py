@@ -21,8 +21,8 @@ from trainyard.app.services import service_environment
 from trainyard.callbacks import ignore
 
 LIMIT_S = 280
-ROWS = 24_000
-"""Three Arrow batches."""
+ROWS = 12_000
+"""Two Arrow batches."""
 
 
 class Runs:
@@ -65,7 +65,7 @@ class Runs:
 def runs(flow_server: FlowServer, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("fan")
     texts = (
-        (f"What is {n % 17_000} times 2, plus {n % 31}?", f"It is {2 * n}, as {n} is doubled.") for n in range(ROWS)
+        (f"What is {n % 11_000} times 2, plus {n % 31}?", f"It is {2 * n}, as {n} is doubled.") for n in range(ROWS)
     )
     rows = ({"instruction": question, "output": answer} for question, answer in texts)
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -79,7 +79,7 @@ def alone(runs: Runs) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("engine", ["dask", "ray", "processes"])
+@pytest.mark.parametrize("engine", ["dask", "ray", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_killed_worker_loses_and_doubles_no_row(runs: Runs, alone: dict[str, Any], engine: str) -> None:
     result = runs.run(engine, {"engine": engine, "workers": 2}, kills=1)
     assert (result["state"], result["killed"]) == ("Completed", 1), result
@@ -88,6 +88,7 @@ def test_a_killed_worker_loses_and_doubles_no_row(runs: Runs, alone: dict[str, A
     assert (result["left"], result["ports"]) == ([], [])
 
 
+@pytest.mark.slow
 def test_a_piece_that_ends_each_worker_is_named(runs: Runs) -> None:
     result = runs.run("poison", {"engine": "processes", "workers": 1}, kills=99)
     assert result["state"] == "Failed"
@@ -97,6 +98,7 @@ def test_a_piece_that_ends_each_worker_is_named(runs: Runs) -> None:
     assert not list((runs.folder / "poison").rglob(".pieces"))
 
 
+@pytest.mark.slow
 def test_a_running_cluster_does_the_pieces_until_its_scheduler_is_gone(
     runs: Runs, alone: dict[str, Any], tmp_path: Path
 ) -> None:
