@@ -9,9 +9,11 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.completion import completion
+from nodes.fan_out import fan_out
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node, skip_slot
 from trainyard.compute.gpus import device_numbers, training_threads
-from trainyard.data.generation.generate import generate
+from trainyard.data.generation.generate import find_in_documents, generate
+from trainyard.data.pieces.documents import find_in_pieces
 from trainyard.evals.selection import choose_best
 from trainyard.prefect_api.slots import device_slots
 from trainyard.spec.axes.data import GeneratorKind, Port
@@ -42,7 +44,9 @@ def prepare(context: NodeContext) -> Make:
 
     def make(folder: Path) -> Produced:
         with completion(context) as complete:
-            produced = generate(config, documents, folder, complete=complete, report=context.report)
+            workers = fan_out(context) if complete is None else None
+            find = find_in_pieces(workers, folder) if workers else find_in_documents
+            produced = generate(config, documents, folder, complete=complete, report=context.report, find=find)
         if reward_model is None:
             return produced
         context.say(f"a reward model chooses among {config.best_of} answers to each question")

@@ -28,6 +28,7 @@ from trainyard.app.plan.keys import content_key, list_needed_models
 from trainyard.app.run_records import RunRecord, is_closed_gate, read_events
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.ledger_entry import list_licences
+from trainyard.backends.openlineage_events import LineageStep, emit_step
 from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.remote.kinds import pin_sources
@@ -149,9 +150,13 @@ class NodeContext:
         Raises `TrainyardError` (`E-STOPPED`) when this process has been asked to end: the process that continues the
         run makes the result again. A pause lets it finish.
         """
+        self.require_running()
+        self.show(fraction, text)
+
+    def require_running(self) -> None:
+        """Raise `TrainyardError` (`E-STOPPED`) when this process has been asked to end."""
         if INTERRUPTED.is_set():
             raise TrainyardError("The node was stopped: its process has to end.", code=STOPPED)
-        self.show(fraction, text)
 
     def show(self, fraction: float, text: str) -> None:
         """Like `report` for a supervised child, which is stopped by its supervisor."""
@@ -338,6 +343,19 @@ def record_node(
         **fields,
     )
     if problem:
+        context.say(problem, logging.WARNING)
+    step = LineageStep(
+        key,
+        kind,
+        str(run.ledger.get("chain") or run.chain),
+        context.node.id,
+        run.tenant,
+        started[-1] if started else time.time(),
+        time.time(),
+        [(port.value, part.sha256) for port, parts in context.inputs.items() for part in parts],
+        {port.value: part.sha256 for port, part in output.outputs.items()} if output is not None else {},
+    )
+    if problem := emit_step(step, context.settings):
         context.say(problem, logging.WARNING)
 
 

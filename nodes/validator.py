@@ -9,10 +9,12 @@ from typing import Any
 from prefect import task
 from prefect.client.schemas.objects import State
 
+from nodes.fan_out import fan_out
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
 from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.data.pieces.rows import sift_in_pieces
 from trainyard.data.quality.sensitive import sensitive_sentences
-from trainyard.data.validation import TokenCounter, load_token_counter, validate
+from trainyard.data.validation import load_token_counter, validate
 from trainyard.errors import NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedNode
@@ -34,9 +36,12 @@ def prepare(context: NodeContext) -> Make:
     roots = data_roots(context.settings)
     sets = [str(resolve_inside(path, roots, field="config.evaluation_sets")) for path in config.evaluation_sets]
     config = config.model_copy(update={"evaluation_sets": tuple(sets)})
-    tokens = token_counter(config, context)
+    tokenizer = tokenizer_folder(config, context)
+    tokens = load_token_counter(tokenizer)
     documents = context.first(Port.DOCUMENTS)
     folder_of_documents = open_reference(documents) if documents else None
+    workers = fan_out(context)
+    sift = sift_in_pieces(workers, tokenizer) if workers else None
 
     def make(folder: Path) -> Produced:
         outputs: dict[Port, Any] = {}
@@ -45,8 +50,9 @@ def prepare(context: NodeContext) -> Make:
             for source in context.inputs.get(port, [])[:1]:
                 open_reference(source)
                 produced = validate(
-                    config, source, folder, tokens=tokens, documents=folder_of_documents, report=context.report
-                )
+                    config, source, folder, tokens=tokens, documents=folder_of_documents, report=context.report,
+                    sift=sift,
+                )  # fmt: skip
                 for warning in (*produced.facts["warnings"], *produced.facts["cautions"]):
                     context.say(f"{port.value}: {warning}", logging.WARNING)
                 for line in sensitive_sentences(produced.facts["sensitive"]):
@@ -58,8 +64,8 @@ def prepare(context: NodeContext) -> Make:
     return make
 
 
-def token_counter(config: ValidatorConfig, context: NodeContext) -> TokenCounter:
-    """Return a tokenizer that counts as the trainer after this node will count."""
+def tokenizer_folder(config: ValidatorConfig, context: NodeContext) -> Path:
+    """Return the folder of the tokenizer that counts as the trainer after this node will count."""
     name = config.tokenizer or context.settings.default_base_model
     folder = resolve_model(name, context.settings).path
     if folder is None:
@@ -68,4 +74,4 @@ def token_counter(config: ValidatorConfig, context: NodeContext) -> TokenCounter
             do="Download the model first, or name a folder with tokenizer.json as `tokenizer`.",
             code="E-TOKENIZER",
         )
-    return load_token_counter(folder)
+    return folder

@@ -186,6 +186,10 @@ def thread_name(runner: threading.Thread | psutil.Process) -> str:
     return runner.name if isinstance(runner, threading.Thread) else ""
 
 
+RECURSION_LIMIT = sys.getrecursionlimit()
+"""Before any import: py-evm raises it so far that nested JSON overflows the stack."""
+
+
 @pytest.fixture(autouse=True, scope="session")
 def nothing_is_left_by_the_session() -> Iterator[None]:
     before = list_running()
@@ -220,6 +224,7 @@ def nothing_is_left() -> Iterator[None]:
     """Each test ends the threads and processes that it starts. Fixtures of a wider scope end theirs later."""
     before = list_running()
     yield
+    sys.setrecursionlimit(RECURSION_LIMIT)
     require_nothing_left(before, spared=PREFECTS_THREADS + EXECUTORS_THREADS)
 
 

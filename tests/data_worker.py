@@ -33,6 +33,8 @@ class DataWorker:
     """(method, path) of every request."""
     gated: set[str] = field(default_factory=set)
     """Repositories that are refused as the Hub refuses those whose terms an account has not accepted."""
+    failing: dict[str, int] = field(default_factory=dict)
+    """End of a path -> status with which requests to it are answered."""
     public: set[str] = field(default_factory=set)
     """Repositories that are said to be public, which no repository of a data worker is."""
 
@@ -72,7 +74,9 @@ def watch(worker: DataWorker, app: ASGIApp) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope["path"])
         worker.requests.append((str(scope["method"]), path))
-        if any(f"/{name}" in path for name in worker.gated):
+        if failures := [status for end, status in worker.failing.items() if path.endswith(end)]:
+            await JSONResponse({"error": "The Hub is not well"}, failures[0])(scope, receive, send)
+        elif any(f"/{name}" in path for name in worker.gated):
             await JSONResponse({"error": "gated"}, 403, {"x-error-code": "GatedRepo"})(scope, receive, send)
         elif path.removeprefix("/api/models/").partition("/revision/")[0] in worker.public:
             await app(scope, receive, publish(send))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import tomllib
 from decimal import Decimal
 from functools import cache
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from trainyard.errors import InvalidInput
@@ -279,8 +280,51 @@ class RepositorySettings(LedgerSettings):
         return frozenset(self.data_workers)
 
 
+class FanOutSettings(BaseModel):
+    """Workers that do generators' and validators' work in pieces."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine: Literal["threads", "processes", "dask", "ray"] = Field(
+        description="Prefect's task runner; dask and ray are extras of the package."
+    )
+    address: str | None = Field(
+        None,
+        pattern=r"^(tcp|tls|ray)://[^\s/@]+:\d{1,5}$",
+        description="A running cluster: tcp:// or tls://HOST:PORT of Dask, ray://HOST:PORT; unset: one on this "
+        "machine, while a node works.",
+    )
+    workers: int | None = Field(
+        None, ge=1, le=10_000, description="Workers, or with address pieces at a time; default: one for each core."
+    )
+    pieces: int | None = Field(
+        None, ge=1, le=100_000, description="Pieces of a node's work; default: four for each worker."
+    )
+
+    @model_validator(mode="after")
+    def fits_its_engine(self) -> FanOutSettings:
+        schemes = {"dask": ("tcp", "tls"), "ray": ("ray",)}.get(self.engine, ())
+        if self.address is not None and self.address.partition("://")[0] not in schemes:
+            allowed = " or ".join(f"{scheme}://HOST:PORT" for scheme in schemes) or "none"
+            raise ValueError(f"address {self.address!r} does not fit engine {self.engine}, which takes {allowed}")
+        return self
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers or os.cpu_count() or 1
+
+    @property
+    def num_pieces(self) -> int:
+        return self.pieces or 4 * self.num_workers
+
+    @property
+    def description(self) -> str:
+        """Engine and place in words."""
+        return f"{self.engine} at {self.address}" if self.address else f"{self.engine} with {self.num_workers} workers"
+
+
 class PlanSettings(RepositorySettings):
-    """Settings of checks and plans, and of jobs at cloud providers."""
+    """Settings of checks and plans, of jobs at cloud providers, and of workers for pieces of a node's work."""
 
     plan_read_s: float = Field(
         5.0, ge=0.1, le=600, description="Seconds that a check or a plan reads local data before it extrapolates."
@@ -290,6 +334,9 @@ class PlanSettings(RepositorySettings):
         90.0, gt=0, le=3600,
         description="Seconds that a provider's list has to stay without a job before its lost submission is repeated.",
     )  # fmt: skip
+    fan_out: FanOutSettings | None = Field(
+        None, description="Workers that do generators' and validators' work in pieces; unset: the run's own process."
+    )
 
 
 def refuse_password(address: str) -> str:
@@ -383,7 +430,28 @@ class MachineSettings(PoolSettings):
     )
 
 
-class Settings(MachineSettings):
+class TrustSettings(MachineSettings):
+    """Settings of what is accepted: signatures of adapters, and limits of tenants."""
+
+    signatures: Literal["require", "verify-if-present", "off"] = Field(
+        "verify-if-present",
+        description="Signatures of adapter versions before they are loaded: require one of a trusted key; verify those "
+        "that there are; or off.",
+    )
+    limits_file: Path | None = Field(
+        None, description="Signed policy with the limits of tenants (`trainyard limits sign`); unset: unlimited."
+    )
+    openlineage: str = Field(
+        "",
+        max_length=500,
+        pattern=r"^(https?://[^\s@]+|/[^\s]+)?$",
+        description="Where OpenLineage events of the steps of runs go (extra openlineage): the absolute path of a "
+        "file, or the address of a catalog; empty: nowhere.",
+    )
+    limits_key: str = Field("", max_length=500, description="Public key that has to have signed limits_file.")
+
+
+class Settings(TrustSettings):
     """Settings that an operator makes once; nothing here is part of a chain."""
 
     model_config = SettingsConfigDict(env_prefix="TRAINYARD_", env_nested_delimiter="__", extra="forbid", frozen=True)

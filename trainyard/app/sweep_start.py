@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from trainyard.app.chains.stored import show_chain
 from trainyard.app.context import Context
+from trainyard.app.plan.limits import require_free_worker
 from trainyard.app.plan.locate import locate_request
 from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.refusals import refuse_or_wait
@@ -231,6 +232,7 @@ def find_or_build_record(request: SweepInput, context: Context) -> SweepRecord:
     if record is not None:
         require_same(record, spec)
         return record
+    require_free_worker(spec.chain.tenant, context, request.parallel)
     return SweepRecord(spec=spec, created=time.time())
 
 

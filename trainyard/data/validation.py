@@ -88,6 +88,10 @@ SET_STEPS: dict[str, SetStep] = {
 """Decisions made with all rows, in order: no near-duplicate of a held-out row is left for training."""
 
 
+Sift = Callable[[RowFilter, Reference, Path, Report], KeptRows]
+"""(rules, rows, working file, progress) -> the rows that have passed the row steps, in the working file."""
+
+
 def validate(
     config: ValidatorConfig,
     source: Reference,
@@ -96,11 +100,12 @@ def validate(
     tokens: TokenCounter,
     documents: Path | None = None,
     report: Report,
+    sift: Sift | None = None,
 ) -> Produced:
     """Validate one set of rows into `folder/<port>`.
 
     `source` is a port of rows, `documents` the folder of a documents port, needed for grounding only.
-    `report(fraction, text)` gets the progress.
+    `report(fraction, text)` gets the progress. `sift` has the row steps done elsewhere (`data/pieces`).
 
     Raises `InvalidInput`: `E-DATA-FORMAT` (not rows, no schema), `E-DATA-EMPTY` (no rows, none kept),
     `E-DATA-TOO-LONG`, `E-EVALUATION-SET`, `E-DATA-NOT-FOUND`; `LimitExceeded` (`E-DATA-LIMIT`) for a `row_schema` that
@@ -124,7 +129,7 @@ def validate(
         sieve.evaluation = load_evaluation_sets(config.evaluation_sets, config.decontaminate)
     sieve.ledger.quarantine.touch()
     try:
-        survivors = sift(sieve, source, out / WORK_FILE, report)
+        survivors = (sift or pass_steps)(sieve, source, out / WORK_FILE, report)
         for index, (name, step) in enumerate(SET_STEPS.items()):
             report(0.7 + 0.05 * index, f"{name.replace('_', ' ')} among {len(survivors)} rows")
             step(survivors, sieve)
@@ -149,7 +154,7 @@ def validate(
     return Produced(outputs={port: part}, facts=facts)
 
 
-def sift(sieve: RowFilter, source: Reference, work: Path, report: Report) -> KeptRows:
+def pass_steps(sieve: RowFilter, source: Reference, work: Path, report: Report) -> KeptRows:
     """Pass every block through the row steps; the remaining rows go to the working file."""
     entries, ledger = Entries(), sieve.ledger
     with ipc.new_file(work, work_schema(sieve.port)) as writer:

@@ -100,6 +100,9 @@ def point(world: NightDeps, version: AdapterVersion, sure: Sure) -> None:
         world.trainer.deploy(version)
     objects = world.stores.objects
     if objects is not None:
+        if (signature := world.stores.versions.read_signature(version)) is not None:
+            sure()
+            versions.upload_signature(objects, version, signature)
         point_there(objects, version, sure)
 
 

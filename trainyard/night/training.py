@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from trainyard.backends.base import probe, run_training
 from trainyard.backends.job import TrainingJob, prepare_job
 from trainyard.backends.ledger_entry import describe_training, read_training_record
 from trainyard.backends.oom import train_within_memory
+from trainyard.backends.recipe import describe_reproduction
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.compute.supervise import DesiredState
@@ -98,6 +99,7 @@ class LocalTrainer:
             **describe_training(
                 job, record, self.settings, started=started, seconds=time.time() - started, theme=order.marker.role
             ),
+            **describe_reproduction(job, record, folder, self.settings, inputs=dict(list_inputs(job))),
         )
 
     def bind_budget(self, budget_s: float) -> Callable[..., Produced]:
@@ -181,6 +183,13 @@ class LocalTrainer:
 
     def work_folder(self, version: AdapterVersion) -> Path:
         return tenant_root(self.settings, version.tenant) / "training" / version.run_key
+
+
+def list_inputs(job: TrainingJob) -> Iterator[tuple[str, tuple[str, Path]]]:
+    """Yield role -> (digest, folder) of the rows of a night's training."""
+    for port, folder in job.data.items():
+        path = Path(folder)
+        yield f"data/{port.value}", (files_digest(describe_files(path)), path)
 
 
 def tenant_root(settings: Settings, tenant: str) -> Path:

@@ -25,6 +25,7 @@ from trainyard.callbacks import ignore
 from trainyard.compute.events import Event, EventTail
 from trainyard.compute.pools import run_environment, run_variables
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
+from trainyard.prefect_api.fan_out import PIECE_TASK
 from trainyard.prefect_api.operating import read_run
 from trainyard.prefect_api.server import client
 from trainyard.prefect_api.states import build_waiting, describe_state, node_state, run_state, waits_for_trainer
@@ -250,11 +251,13 @@ def read_run_result(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> R
 
 
 def node_results(prefect: SyncPrefectClient, run_id: UUID) -> list[NodeResult]:
-    """Nodes from Prefect's task runs, the newest of each name: a resumed run leaves rows of earlier attempts."""
+    """Nodes from Prefect's task runs, pieces of a node excepted, the newest of each name: a resumed run leaves rows of
+    earlier attempts."""
     newest: dict[str, TaskRun] = {}
     task_runs = prefect.read_task_runs(flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run_id]}}))
     for task_run in sorted(task_runs, key=lambda run: run.created or run.expected_start_time):  # type: ignore[arg-type,return-value]
-        newest[task_run.name] = task_run
+        if not task_run.task_key.startswith(f"{PIECE_TASK}-"):
+            newest[task_run.name] = task_run
     return [
         NodeResult(
             id=name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,11 +109,13 @@ class EvmChain:
 @contextmanager
 def evm_chain(port: int = 0) -> Iterator[EvmChain]:
     """Answer JSON-RPC for a chain in this process."""
+    limit = sys.getrecursionlimit()
     from eth_tester import EthereumTester  # an extra
     from web3 import Web3
     from web3.providers.eth_tester import EthereumTesterProvider
 
     tester = EthereumTester()
+    sys.setrecursionlimit(limit)  # py-evm raises it so far that deeply nested JSON overflows the stack of the process
     web3 = Web3(EthereumTesterProvider(tester))
     keys = [key.to_hex() for key in tester.backend.account_keys]
     chain = EvmChain(web3.provider.request_func(web3, web3.middleware_onion), keys)

@@ -107,7 +107,13 @@ def test_sources_of_a_run_are_named_without_the_folders_of_this_machine(tmp_path
     record.emit("theirs", "finished", key="cd" * 32, facts={"preference": {"format": "preference"}}, rows={})
     record.emit("trainer", "finished", key="ef" * 32, facts={"stage": "sft"}, rows={})
     assert data_sources(tmp_path, tmp_path / "artifacts") == [
-        {"source": "chats.jsonl", "format": "openai", "rows": 80, "sha256": ""},
-        {"source": "https://data.example/pairs.jsonl", "format": "preference", "rows": None, "sha256": ""},
+        {"source": "chats.jsonl", "format": "openai", "rows": 80, "sha256": "", "license": None},
+        {
+            "source": "https://data.example/pairs.jsonl",
+            "format": "preference",
+            "rows": None,
+            "sha256": "",
+            "license": None,
+        },
     ]
     assert data_sources(tmp_path / "nothing", tmp_path / "artifacts") == []

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import Field
 
+from trainyard.app.artifacts.recipe_inputs import DATA_FOLDER, InputStore, missing_input
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
+from trainyard.backends.recipe import RECIPES, read_recipe, recipe_file
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from trainyard.json_types import JsonObject
 from trainyard.operations import ledger as requests
@@ -25,8 +29,10 @@ from trainyard.stores.ledger.anchors.table import ANCHOR_KINDS
 from trainyard.stores.ledger.audit_stream import check_audit, list_audited
 from trainyard.stores.ledger.checking import LedgerVerification, verify_ledger
 from trainyard.stores.ledger.log import CHECKPOINT, Head, Ledger
-from trainyard.stores.ledger.merkle import prove_consistency, prove_inclusion, range_root, verify_consistency
+from trainyard.stores.ledger.merkle import prove_consistency, range_root, verify_consistency
 from trainyard.stores.ledger.notes import parse_checkpoint, parse_note, parse_vkey
+from trainyard.stores.ledger.proofs import format_inclusion, read_checkpoint
+from trainyard.stores.ledger.recording import TRAINED
 from trainyard.stores.ledger.tiles import ENTRIES, list_tiles, pack_entries
 from trainyard.stores.ledger.unledgered import UnledgeredFile
 from trainyard.stores.ledger.witnessing import Witness
@@ -34,7 +40,6 @@ from trainyard.stores.whole import create_whole, write_folder, write_whole
 
 SCRIPT = Path(checking.__file__).with_name("verify_ledger.py")
 """Checks a bundle without this package; it is part of each."""
-PROOF_HEADER = "c2sp.org/tlog-proof@v1"
 SHORTEST = 6
 """Characters of a key or an id that name an entry."""
 
@@ -118,6 +123,8 @@ class ExportedLedger(Response):
     folder: Path
     entries: int
     proofs: int
+    recipes: int = 0
+    """Trainings that another home can carry out again with the bundle."""
 
 
 class Cosigned(Response):
@@ -163,28 +170,37 @@ def list_entries(request: requests.LedgerLogInput, context: Context) -> LedgerEn
     return LedgerEntries(entries=entries, size=head.size, more=len(numbers) > request.limit, unledgered=missing)
 
 
-def find_entry(word: str, ledger: Ledger, context: Context) -> tuple[Head, int]:
+def list_rows(ledger: Ledger, tenant: str = "") -> dict[int, JsonObject]:
+    """Return the entries of a ledger, of a tenant or all, by their numbers."""
+    head = ledger.head()
+    rows = ((seq, head.entry(seq)) for seq in range(head.size))
+    return {seq: row for seq, row in rows if not tenant or row.get("tenant") == tenant}
+
+
+def match_entry(word: str, rows: Mapping[int, JsonObject]) -> int | None:
     """Return the number of the entry that a word names: of a run, its last training, else its last step."""
-    head, tenant = ledger.synced(), context.caller.tenant
-    matches: list[int] = []
-    if re.fullmatch(r"\d{1,9}", word) and int(word) < head.size:
-        matches = [int(word)]
-    elif len(word) >= SHORTEST:
-        every = ledger.index.select(limit=head.size, tenant=tenant or None)
-        rows = {seq: head.entry(seq) for seq in every}
-        named = [seq for seq, row in rows.items() if str(row["key"]).startswith(word)]
-        of_run = [
-            seq for seq, row in rows.items() if any(str(row.get(name, "")).startswith(word) for name in ("run", "job"))
-        ]
-        trainings = [seq for seq in of_run if rows[seq]["kind"] == "trained"]
-        matches = named[:1] or trainings[:1] or of_run[:1]
-    if not matches or (tenant and head.entry(matches[0]).get("tenant") != tenant):
+    if re.fullmatch(r"\d{1,9}", word) and int(word) in rows:
+        return int(word)
+    if len(word) < SHORTEST:
+        return None
+    newest = sorted(rows, reverse=True)
+    named = [seq for seq in newest if str(rows[seq]["key"]).startswith(word)]
+    of_run = [seq for seq in newest if any(str(rows[seq].get(name, "")).startswith(word) for name in ("run", "job"))]
+    trainings = [seq for seq in of_run if rows[seq]["kind"] == "trained"]
+    return next(iter([*named[:1], *trainings[:1], *of_run[:1]]), None)
+
+
+def find_entry(word: str, ledger: Ledger, context: Context) -> tuple[Head, int]:
+    """Return the number of the entry that a word names, by `match_entry`. Raises `NotFound`."""
+    head = ledger.synced()
+    seq = match_entry(word, list_rows(ledger, context.caller.tenant))
+    if seq is None:
         raise NotFound(
             f"The ledger has no entry {word!r}.",
             why=f"It has {head.size} entries, from 0 to {head.size - 1}.",
             do="Copy a number from `trainyard ledger log`, or name a run or a job.",
         )
-    return head, matches[0]
+    return head, seq
 
 
 def show_entry(request: requests.LedgerShowInput, context: Context) -> LedgerEntry:
@@ -272,18 +288,6 @@ def prove(request: requests.LedgerProveInput, context: Context) -> LedgerProof:
     return LedgerProof(kind="inclusion", size=head.size, proof=format_inclusion(head, seq))
 
 
-def format_inclusion(head: Head, seq: int) -> str:
-    """Return the proof of an entry in the form of c2sp.org/tlog-proof, which contains the checkpoint."""
-    hashes = prove_inclusion(seq, head.size, head.tiles.subtree)
-    lines = [PROOF_HEADER, f"index {seq}", *(base64.b64encode(value).decode() for value in hashes)]
-    return "\n".join(lines) + "\n\n" + read_checkpoint(head)
-
-
-def read_checkpoint(head: Head) -> str:
-    assert head.note is not None
-    return head.note.data.decode()
-
-
 def prove_growth(head: Head, since: int) -> LedgerProof:
     if since > head.size:
         raise InvalidInput(
@@ -310,9 +314,9 @@ def export(request: requests.LedgerExportInput, context: Context) -> ExportedLed
             f"The ledger is not exported: {problem.problem} ({problem.file})", do="Run `trainyard ledger verify`."
         )
     head = ledger.head()
-    proofs = {
-        seq: format_inclusion(head, seq) for word in request.entries for _, seq in [find_entry(word, ledger, context)]
-    }
+    numbers = [find_entry(word, ledger, context)[1] for word in request.entries]
+    proofs = {seq: format_inclusion(head, seq) for seq in numbers}
+    carried = list(list_carried([head.entry(seq) for seq in numbers], context)) if request.data else []
 
     def write(folder: Path) -> None:
         files = {
@@ -331,8 +335,37 @@ def export(request: requests.LedgerExportInput, context: Context) -> ExportedLed
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
 
+        for source, name in carried:
+            copy_inside(source, folder / name)
+
     write_folder(target, write, facts=None)
-    return ExportedLedger(folder=target, entries=head.size, proofs=len(proofs))
+    recipes = sum(name.startswith(RECIPES) for _, name in carried)
+    return ExportedLedger(folder=target, entries=head.size, proofs=len(proofs), recipes=recipes)
+
+
+def list_carried(rows: Sequence[JsonObject], context: Context) -> Iterator[tuple[Path, str]]:
+    """Yield the recipe of each training with its rows and earlier weights, and where they are in a bundle.
+
+    Raises `NotFound` naming a digest that this home does not have any more.
+    """
+    home, inputs = context.settings.home, InputStore(context.settings)
+    for row in (row for row in rows if row["kind"] == TRAINED and row.get("recipe_sha256")):
+        sha256 = str(row["recipe_sha256"])
+        recipe = read_recipe(recipe_file(home, sha256), sha256)
+        yield recipe_file(home, sha256), f"{RECIPES}/{sha256}.json"
+        for item in (item for item in recipe.inputs if item.role != "base"):
+            folder = inputs.find(item)
+            if folder is None:
+                raise missing_input(item, f"Entry {row['seq']} needs it; its files were removed or changed.")
+            yield folder, f"{DATA_FOLDER}/{item.sha256}"
+
+
+def copy_inside(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_file():
+        shutil.copyfile(source, target)
+    elif not target.exists():
+        shutil.copytree(source, target)
 
 
 # Witnesses

@@ -17,6 +17,8 @@ from trainyard.app.plan.keys import Dependency, dependencies, model_digest
 from trainyard.app.plan.machine import find_base_folder, is_local, list_trainers, read_machine_facts, read_memory_bytes
 from trainyard.app.plan.money import list_spending_refusals
 from trainyard.app.plan.pools import check_pool
+from trainyard.app.plan.tiers import list_limit_refusals
+from trainyard.app.plan.workers import check_workers
 from trainyard.backends.base import probe
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import list_devices
@@ -113,6 +115,7 @@ def check_chain(
     reasons = [*check_space(tenant_settings), *run_reasons(chain, read_machine_facts(chain, tenant_settings))]
     for ask in CHAIN_CHECKS:
         reasons += ask(chain, tenant_settings)
+    reasons += (limits := list_limit_refusals(chain, tenant_settings))
     nodes: dict[str, SampledNode] = {}
     shortages: list[Reason] = []
     unread: list[str] = []
@@ -133,6 +136,8 @@ def check_chain(
             tenant_settings,
             list_templated(chain, tenant_settings, named=False) - fitted - list_refused_nodes(reasons),
         )
+    if not limits and nodes:  # its rows are known now
+        reasons += list_limit_refusals(chain, tenant_settings, nodes)
     reasons += [] if reasons else list_spending_refusals(chain, tenant_settings, nodes)
     return CheckedChain(sort_by_node(chain, reasons), shortages, nodes, unread)
 
@@ -360,4 +365,6 @@ def sort_by_node(chain: ResolvedChain, reasons: Iterable[Reason]) -> list[Reason
     return sorted(reasons, key=lambda reason: positions.get(reason.node or "", -1))
 
 
-CHAIN_CHECKS = (check_pool, check_inputs, check_teachers, check_template_choices, check_servers, check_deployments)
+CHAIN_CHECKS = (
+    check_pool, check_inputs, check_teachers, check_template_choices, check_servers, check_deployments, check_workers,
+)  # fmt: skip

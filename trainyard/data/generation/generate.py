@@ -18,8 +18,9 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from trainyard.data.extractive.pairs import Pair, pairs
@@ -41,9 +42,22 @@ from trainyard.spec.axes.data import GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.artifacts import Facts, Produced, ProducedSet
 
+Findings = Iterable[tuple[DocumentRow, Callable[[], list[Pair]]]]
+FindPairs = Callable[[AiGeneratorConfig, Path], Findings]
+"""(config, documents) -> each document in order, and what finds its pairs."""
+
+
+def find_in_documents(config: AiGeneratorConfig, documents: Path) -> Findings:
+    for document in read_documents(documents):
+        yield document, partial(pairs, document, config.template, wordings=count_wordings(config))
+
 
 def take(
-    config: AiGeneratorConfig, documents: Path, books: Books, report: Callable[[float, str], None], deadline: float
+    config: AiGeneratorConfig,
+    findings: Findings,
+    books: Books,
+    report: Callable[[float, str], None],
+    deadline: float,
 ) -> None:
     """Write the pairs of the documents, evenly spread, to the books.
 
@@ -52,12 +66,10 @@ def take(
     """
     wordings = count_wordings(config)
     by_document: list[tuple[DocumentRow, list[Pair]]] = []
-    for number, document in enumerate(read_documents(documents), 1):
+    for number, (document, find_pairs) in enumerate(findings, 1):
         if by_document and time.monotonic() > deadline:
             break
-        document_pairs = [
-            pair for pair in pairs(document, config.template, wordings=wordings) if books.first_time(pair.wordings[0])
-        ]
+        document_pairs = [pair for pair in find_pairs() if books.first_time(pair.wordings[0])]
         by_document.append(
             (DocumentRow(document.doc_id, document.source, document.kind, document.title, ""), document_pairs)
         )
@@ -114,9 +126,11 @@ def generate(
     complete: Complete | None,
     report: Report,
     deadline: float = math.inf,
+    find: FindPairs = find_in_documents,
 ) -> Produced:
     """Write the rows that `config` asks for into `folder/<port>`; without `complete` they are extracted by rule, from
     the documents that were begun before `deadline` (s, monotonic clock; `documents` of the facts is their number).
+    `find` has the rules applied elsewhere (`data/pieces`).
 
     `documents` is the folder of a documents port. Blocks; must not be called on a running event loop. Raises
     `InvalidInput` (`E-DATA-NOT-FOUND`, `E-PROMPT`, `E-PROMPT-…`), `TrainyardError`
@@ -141,7 +155,7 @@ def generate(
     candidates = CandidateBook(folder / port.value, config.best_of) if config.best_of > 1 else None
     with Books(folder / port.value, port) as books:
         if complete is None:
-            take(config, documents, books, report_rarely(report), deadline)
+            take(config, find(config, documents), books, report_rarely(report), deadline)
         else:
             with candidates or nullcontext():
                 line = asyncio.run(

@@ -155,14 +155,15 @@ def to_numpy(array: pa.Array) -> np.ndarray:
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-def read_blocks(path: Path, port: Port) -> Iterator[Block]:
+def read_blocks(path: Path, port: Port, batches: range | None = None, *, number: int = 1) -> Iterator[Block]:
     """Yield the rows of an Arrow IPC file in blocks of at most 10,000 rows and 64 MiB.
 
+    `batches` are some of the file's Arrow batches, `number` is the line of their first row; by default all.
     Read, not memory-mapped: mapped pages count as resident, and the run has to stay small on a set of many GB.
     """
-    number, fields = 1, {field.name: field for field in SCHEMAS[port]}
+    fields = {field.name: field for field in SCHEMAS[port]}
     with pa.OSFile(str(path)) as stream, ipc.open_file(stream) as reader:
-        for index in range(reader.num_record_batches):
+        for index in range(reader.num_record_batches) if batches is None else batches:
             batch = reader.get_batch(index)
             # Fields that turns have got since an earlier release wrote the file.
             schema = pa.schema([fields.get(field.name, field) for field in batch.schema])

@@ -10,7 +10,7 @@ the document's own words. Switched on by the validator's `grounding`; costs noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from trainyard.data.quality.blocks import ANSWERS, MESSAGE_COLUMNS, Block, Detail, Turns, read_blocks, to_numpy
+from trainyard.data.quality.blocks import (
+    ANSWERS,
+    MESSAGE_COLUMNS,
+    Block,
+    Detail,
+    RowLedger,
+    Turns,
+    read_blocks,
+    to_numpy,
+)
 from trainyard.data.quality.duplicates import identities
 from trainyard.data.quality.row_schemas import RowSchema
 from trainyard.data.quality.sensitive import mask_texts
@@ -157,11 +166,20 @@ def exact_duplicates(block: Block, sieve: RowFilter) -> Block:
     """Rows whose messages, tools and texts are byte for byte those of an earlier row."""
     if not sieve.config.exact_duplicates or not len(block):
         return block
-    mask = np.zeros(len(block), bool)
-    for index, key in enumerate(identities(block)):
-        mask[index] = key in sieve.seen
-        sieve.seen.add(key)
-    return sieve.ledger.drop(block, mask, "exact_duplicate", "an earlier row is the same")
+    return drop_repeated(block, find_repeated(identities(block), sieve.seen), sieve.ledger)
+
+
+def find_repeated(keys: Sequence[bytes], seen: set[bytes]) -> np.ndarray:
+    """Return which of these keys came before; `seen` gets them all."""
+    mask = np.zeros(len(keys), bool)
+    for index, key in enumerate(keys):
+        mask[index] = key in seen
+        seen.add(key)
+    return mask
+
+
+def drop_repeated(block: Block, mask: np.ndarray, ledger: RowLedger) -> Block:
+    return ledger.drop(block, mask, "exact_duplicate", "an earlier row is the same")
 
 
 # --- quality --------------------------------------------------------------------------------------------------------
@@ -270,17 +288,26 @@ def grounding(block: Block, sieve: RowFilter) -> Block:
     least = sieve.config.grounding
     if least is None or sieve.vocabulary is None or not len(block):
         return block
+    return drop_ungrounded(block, grounded_shares(block, sieve.vocabulary), least, sieve.ledger)
+
+
+def grounded_shares(block: Block, vocabulary: Vocabulary) -> np.ndarray:
+    """Return the share of the different words of each answer that its document has; -1 where that is not known."""
     answers = split_words(block.answer)
     shares = np.full(len(block), -1.0)
     for index, doc_id in enumerate(block.column("doc_id").to_pylist()):
-        document = sieve.vocabulary.get(document_key(doc_id))
+        document = vocabulary.get(document_key(doc_id))
         if document is not None:
             shares[index] = share_found(np.unique(answers.of(index)), document)
+    return shares
+
+
+def drop_ungrounded(block: Block, shares: np.ndarray, least: float, ledger: RowLedger) -> Block:
     unknown = shares < 0
-    block = sieve.ledger.drop(block, unknown, "no_document", "its source document is not among the documents")
+    block = ledger.drop(block, unknown, "no_document", "its source document is not among the documents")
     shares = shares[~unknown]
     detail = "{:.0%} of the answer's words are in its document, least {:.0%}"
-    return sieve.ledger.drop(block, shares < least, "ungrounded", lambda row: detail.format(shares[row], least))
+    return ledger.drop(block, shares < least, "ungrounded", lambda row: detail.format(shares[row], least))
 
 
 def share_found(answer: np.ndarray, document: np.ndarray) -> float:

@@ -28,6 +28,7 @@ from trainyard.spec.axes.data import Port
 
 MESSAGE_OVERHEAD = 4
 """Template tokens around a message, without its role: start, end and two separators."""
+TOKENIZER_FILE = "tokenizer.json"
 SEQUENCE_OVERHEAD = 1
 """The begin-of-sequence token of a conversation."""
 
@@ -69,7 +70,7 @@ def load_token_counter(model_folder: Path) -> TokenCounter:
 
     Raises `NotFound` (`E-TOKENIZER`) or `InvalidInput` (`E-TOKENIZER`).
     """
-    path = model_folder / "tokenizer.json"
+    path = model_folder / TOKENIZER_FILE
     if not path.is_file():
         raise NotFound(
             f"There is no tokenizer.json in {model_folder}.",

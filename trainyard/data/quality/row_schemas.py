@@ -39,7 +39,7 @@ class RowSchema(LineChild):
     def __init__(self, schema: Mapping[str, object], *, cpu_s: float = ROW_CPU_S) -> None:
         """Start the child. Raises `InvalidInput` (`E-DATA-FORMAT`) for an invalid schema, or one that does not end."""
         super().__init__("trainyard.data.schema_child", ChildLimits(cpu_s, MEMORY_BYTES))
-        self.schema, self.cpu_s, self.breaches = schema, cpu_s, 0
+        self.schema, self.cpu_s, self.limits = schema, cpu_s, list[str]()
         self.open_schema()
 
     def open_schema(self) -> None:
@@ -91,14 +91,9 @@ class RowSchema(LineChild):
                 return
 
     def count_breach(self, limit: str) -> None:
-        self.breaches += 1
-        if self.breaches >= MOST_BREACHES:
-            raise LimitExceeded(
-                f"row_schema used {limit} for each of {self.breaches} rows.",
-                why=f"Of one set at most {MOST_BREACHES - 1} rows may need that much; they are dropped and counted.",
-                do="Write patterns without nested repetition, and leave uniqueItems out of long lists.",
-                code="E-DATA-LIMIT",
-            )
+        self.limits.append(limit)
+        if len(self.limits) >= MOST_BREACHES:
+            raise too_many_breaches(limit, len(self.limits))
 
     def describe_limit(self, ended: ChildEnded) -> str:
         """Return the limit that ended a child. Raises `TrainyardError` (`E-BUG`) for another end."""
@@ -107,6 +102,16 @@ class RowSchema(LineChild):
         if ended.death is Death.MEMORY:
             return f"more than {MEMORY_BYTES >> 20:,} MiB of memory"
         raise TrainyardError(f"The process of row_schema ended with {ended.code}.", do="Run again.", code="E-BUG")
+
+
+def too_many_breaches(limit: str, rows: int) -> LimitExceeded:
+    """Return the error for a set of which too many rows need too much."""
+    return LimitExceeded(
+        f"row_schema used {limit} for each of {rows} rows.",
+        why=f"Of one set at most {MOST_BREACHES - 1} rows may need that much; they are dropped and counted.",
+        do="Write patterns without nested repetition, and leave uniqueItems out of long lists.",
+        code="E-DATA-LIMIT",
+    )
 
 
 def next_block(rows: Sequence[bytes], first: int) -> Sequence[bytes]:

@@ -98,13 +98,7 @@ class KeptRows:
         """Yield the working file again: blocks with their lines in the incoming set, and the entries of their rows."""
         for block in read_blocks(self.path, self.port):
             entries = block.numbers - 1
-            rows = block.batch.select(SCHEMAS[self.port].names)
-            # The words, question and body in turn.
-            column = block.column("words")
-            starts = column.offsets.to_numpy().astype(np.int64)
-            ends = np.stack([starts[:-1] + block.column("asked").to_numpy(), starts[1:]], axis=1).ravel() - starts[0]
-            table = WordTable(column.flatten().to_numpy(), np.concatenate([[0], ends]))
-            yield Block(self.port, rows, self.numbers[entries], counted_words=table), entries
+            yield read_work_block(block.batch, self.port, self.numbers[entries]), entries
 
     def detail(self, entry: int) -> str:
         return DETAILS[RowStatus(self.fates[entry])].format(origin=self.origins.get(entry, 0))
@@ -121,6 +115,21 @@ def with_words(block: Block) -> pa.RecordBatch:
     column = pa.ListArray.from_arrays(pa.array(table.offsets, pa.int32()), pa.array(table.hashes))
     sizes = pa.array(np.diff(block.words.offsets)[::2])
     return block.batch.append_column("words", column).append_column("asked", sizes)
+
+
+def read_work_block(batch: pa.RecordBatch, port: Port, numbers: np.ndarray, tokens: np.ndarray | None = None) -> Block:
+    """Return the block of a batch of the working file."""
+    rows = batch.select(SCHEMAS[port].names)
+    # The words, question and body in turn.
+    column = batch.column("words")
+    starts = column.offsets.to_numpy().astype(np.int64)
+    ends = np.stack([starts[:-1] + batch.column("asked").to_numpy(), starts[1:]], axis=1).ravel() - starts[0]
+    table = WordTable(column.flatten().to_numpy(), np.concatenate([[0], ends]))
+    return Block(port, rows, numbers, tokens, table)
+
+
+ENTRY_COLUMNS = 7
+"""Of `Entries`: lines, documents, pairs, questions, tokens, marks, answers."""
 
 
 @dataclass

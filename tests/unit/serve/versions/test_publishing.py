@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import DatasetCard, ModelCard, constants
 
 from tests.data_worker import DataWorker, make_data_worker, serving_data
 from tests.unit.serve.conversion.adapter_files import make_adapter
@@ -24,10 +24,13 @@ from trainyard.operations.table import OPERATIONS
 from trainyard.serve import embedded
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.ledger.log import run_key
+from trainyard.stores.ledger.recording import record_step
 from trainyard.stores.models import model_sha256
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.repositories.client import DataWorkers
 from trainyard.stores.repositories.names import RepositoryName
+from trainyard.stores.signing.keys import SigningKeys
 from trainyard.surfaces.cli.command import build_request
 
 REPOSITORY = RepositoryName("models", "acme", "assistant")
@@ -105,7 +108,9 @@ def list_summaries(hub: DataWorker, branch: str = "main") -> list[str]:
 
 @pytest.fixture
 def machines(tmp_path: Path, home: Path, hub: DataWorker) -> tuple[Machine, Machine]:
-    return Machine(tmp_path / "a", hub), Machine(tmp_path / "b", hub)
+    here, there = Machine(tmp_path / "a", hub), Machine(tmp_path / "b", hub)
+    SigningKeys(there.home).trust(SigningKeys(here.home).own().pem, "here")
+    return here, there
 
 
 def push(name: str = "acme/bot/v1", to: str = "acme/assistant", **more: Any) -> Call:
@@ -201,6 +206,69 @@ def test_wrong_pushes_are_refused_and_leave_nothing(
     (away,) = here.calls(push(), HF_ENDPOINT="http://127.0.0.1:9")
     assert away.startswith("E-PUBLISH: 'acme/assistant' could not be pushed.")
     assert hub.repositories.find(REPOSITORY) is None
+
+
+@pytest.mark.parametrize("path", ["/api/repos/create", "/preupload/main", "/commit/main"])
+@pytest.mark.parametrize("status", [401, 409, 429, 500])
+def test_a_hub_that_fails_gets_all_of_a_version_or_nothing(
+    path: str, status: int, machines: tuple[Machine, Machine], hub: DataWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is pushed again, after it has recovered, is one commit."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    here, _ = machines
+    here.add()
+    hub.failing[path] = status
+    (failed,) = here.calls(push())
+    words = {401: "E-AUTH: The Hub does not let this account push", 409: "E-PUBLISH: 'acme/assistant' could not be"}
+    if (path, status) != ("/api/repos/create", 409):  # somebody else has just made it: it is looked at, and not there
+        assert failed.startswith(words.get(status, "E-PUBLISH: 'acme/assistant' could not be pushed.")), failed
+    hub.failing.clear()
+    assert hub.repositories.find(REPOSITORY) is None or list_summaries(hub) == []
+    first, again = here.calls(push(), push())
+    assert (first["changed"], again["changed"], len(list_summaries(hub))) == (True, False, 1)
+
+
+def test_a_version_is_published_with_its_cards_and_the_proof_of_its_training(
+    machines: tuple[Machine, Machine], hub: DataWorker, tmp_path: Path
+) -> None:
+    here, _ = machines
+    balance = {"node": "v", "type": "validator", "port": "sft", "read": 9, "kept": 7}
+    rows = {
+        "balances": [{**balance, "held_out": {"unseen": 1}, "dropped": {"too long": 1}, "sensitive": {}}],
+        "generators": [{"node": "pairs", "engine": "extractive", "count": 9}], "synthetic_share": 1.0,
+        "filters": [{"node": "v", "near_duplicates": 0.9, "decontaminate_words": 13, "evaluation_sets": 0}],
+    }  # fmt: skip
+    interval = {"rows": 36, "baseline": 6.1, "candidate": 4.9, "improvement": {"mean": 1.2, "low": 1.1, "high": 1.3}}
+    report = {"baseline": "base", "confidence": 0.95, "benchmarks": {"heldout_loss/unseen_documents": interval}}
+    source = {"source": "a<b>.jsonl", "format": "alpaca", "rows": 9, "sha256": "1" * 64, "license": "cc-by-4.0"}
+    version = here.add(rows=rows, report=report, data=[source], gate={"better": True})
+    record(here, version.sha256, "trained")
+    store = (tmp_path / "store").as_uri()
+    here.calls(push(), push(to=store))
+    folder, stored = download(hub, tmp_path / "published"), tmp_path / "store" / "adapters" / "acme" / "bot" / "v1"
+    model, data = ModelCard((folder / "README.md").read_text()), DatasetCard((folder / "DATA_CARD.md").read_text())
+    (result,) = model.data.eval_results or ()
+    assert (result.metric_type, result.metric_value, result.metric_args["low"]) == ("heldout_loss", 4.9, 1.1)
+    assert (data.data.license, data.data.tags) == (["cc-by-4.0"], ["trainyard", "synthetic"])
+    assert "100% of the rows were generated" in data.text
+    assert "share 13 consecutive words" in data.text
+    assert "a&lt;b>.jsonl" in data.text
+    assert "| entry | 1 |" in model.text
+    proof = (folder / "ledger.tlog-proof").read_text()
+    assert proof.startswith("c2sp.org/tlog-proof@v1\nindex 1\n")
+    before = {path.name: path.read_bytes() for path in stored.iterdir()}
+    assert {"README.md", "DATA_CARD.md", "ledger.tlog-proof"} <= before.keys()
+    record(here, "2" * 64, "evaluated")
+    again, sent = here.calls(push(), push(to=store))
+    assert (again["changed"], sent["changed"], len(list_summaries(hub))) == (False, False, 1)
+    assert (download(hub, tmp_path / "later") / "ledger.tlog-proof").read_text() == proof
+    assert {path.name: path.read_bytes() for path in stored.iterdir()} == before
+
+
+def record(machine: Machine, sha256: str, kind: str) -> None:
+    """Add a step to the ledger of a machine."""
+    outputs = {"adapter": {"sha256": sha256}}
+    assert record_step(machine.home, kind, run_key(kind, sha256), node="trainer", outputs=outputs) == ""
 
 
 def test_only_what_the_manifest_says_is_believed(
