@@ -22,6 +22,7 @@ import psutil
 
 from trainyard.compute import child
 from trainyard.compute.rank_process import LAUNCHER_VARIABLE, LEADER, RANKS_FOLDER, STOP_SIGNALS, read_notes
+from trainyard.compute.roll_call import StopRequested, meet_hosts, read_host
 from trainyard.compute.shim import start
 from trainyard.compute.supervise import last_log_line, wait_for_end
 from trainyard.errors import TrainyardError, from_fields
@@ -56,6 +57,20 @@ def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events, 
             done_at = done_at or time.monotonic()
             if time.monotonic() - done_at > LEAVE_S:
                 child.end_descendants()
+
+
+def wait_for_hosts(folder: Path, events: child.Events) -> None:
+    """Wait until all hosts of a training are there, where there are several. Raises `Stopped`, and as `meet_hosts`."""
+    host = read_host(folder)
+    if host is None:
+        return
+    events.emit("hosts", text=f"waits for {len(host.names)} hosts at {host.address}:{host.port}")
+    try:
+        warnings = meet_hosts(host, events.stop_requested)
+    except StopRequested:
+        raise child.Stopped("asked to stop before the start", step=0) from None
+    for text in warnings:
+        events.emit("warning", text=text)
 
 
 def raise_for_exit(code: int, folder: Path, size: int, events: child.Events, first: int = LEADER) -> None:
@@ -106,6 +121,7 @@ def main(arguments: list[str]) -> None:
     with child.child_contract(folder) as events:
         shutil.rmtree(folder / RANKS_FOLDER, ignore_errors=True)
         (folder / RANKS_FOLDER).mkdir()
+        wait_for_hosts(folder, events)
         os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
         process = start(argv, folder / child.LOG_FILE, reset_signals)
         events.emit("program", argv=argv, program_pid=process.pid)

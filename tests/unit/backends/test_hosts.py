@@ -14,7 +14,7 @@ import pytest
 
 from tests.small_jobs import Jobs
 from trainyard.backends import programs
-from trainyard.backends.hosts import RANK_VARIABLE, find_place, require_hosts
+from trainyard.backends.hosts import RANK_VARIABLE, find_place, prepare_hosts, require_hosts
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.backend import SHARED_PROGRAM
 from trainyard.compute.child import SPEC_FILE
@@ -44,6 +44,7 @@ def start(job: TrainingJob, folder: Path) -> subprocess.Popen[bytes]:
     """The supervised child of a host, as a training starts it."""
     folder.mkdir()
     (folder / SPEC_FILE).write_bytes(orjson.dumps(job.model_dump(mode="json")))
+    prepare_hosts(job, folder)
     argv = programs.command(job, SHARED_PROGRAM, folder)
     environment = {**programs.environment(job), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
     return subprocess.Popen([sys.executable, *argv[1:]], env=environment)
@@ -75,7 +76,7 @@ def test_a_host_with_another_base_is_refused_by_its_name(jobs: Jobs, tmp_path: P
     for side in ("0", "1"):
         error = orjson.loads((tmp_path / side / "error.json").read_bytes())
         assert error["code"] == "E-LAUNCH"
-        assert f"{socket.gethostname()} (process 1) has base another" in error["what"]
+        assert f"{socket.gethostname()} (number 1) has base another" in error["what"]
         assert not (tmp_path / side / "result").exists()
 
 
