@@ -103,8 +103,14 @@ def cause(notes: dict[int, JsonObject], folder: Path, size: int) -> TrainyardErr
             do="Start the same run again: it continues from its last checkpoint. For lack of memory, lower batch_size.",
             code="E-RANK-LOST",
         )
-    if failures:
-        return from_fields(failures[0]["error"])
+    if failures:  # each of them lost another one, which is on another host
+        return TrainyardError(
+            f"A process of the {size} that trained together was lost on another host.",
+            why=f"The processes here ended with: {failures[0]['error']['what']}",
+            do="Look at the same job on the other hosts, and start it again on all of them: it continues from its last "
+            "checkpoint.",
+            code="E-RANK-LOST",
+        )
     return TrainyardError(
         f"The {size} processes that should train together did not start.",
         why=last_log_line(folder),
