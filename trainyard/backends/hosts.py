@@ -114,8 +114,9 @@ def collect_facts(job: TrainingJob, environment: Path | None) -> dict[str, str]:
     versions = {name: find_version(name, paths) for name in (*PACKAGES, *(["deepspeed"] if paths else []))}
     config = job.config.model_dump(mode="json", include={"stage", "method", "backend", "hyperparameters", "launch"})
     launch = {name: value for name, value in config["launch"].items() if name not in ("node_rank", "wait_s")}
+    data = {} if paths is None else {"data": digest(job.data_sha256)[:12]}  # each host of an external trainer reads it
     return {
-        "python": python, **versions, "base": job.base_sha256 or "unknown",
+        "python": python, **versions, **data, "base": job.base_sha256 or "unknown",
         "settings": digest({**config, "launch": launch})[:12],
     }  # fmt: skip
 

@@ -137,8 +137,8 @@ def test_a_host_that_is_lost_ends_the_training_on_both(killed: str, jobs: Jobs, 
         pids["launcher"] = next(child.pid for child in trees[1] if "torch.distributed.run" in child.cmdline())
     started = time.monotonic()
     os.kill(pids[killed], signal.SIGKILL)
-    assert all(process.wait(60) for process in running)
-    assert time.monotonic() - started < 60
+    assert all(process.wait(120) for process in running)
+    assert time.monotonic() - started < (90 if killed == "supervisor" else 40), "an orphan has 45 s to save"
     assert read_error(tmp_path / "0")["code"] == "E-RANK-LOST"
     assert "was lost on another host" in read_error(tmp_path / "0")["what"]
     if killed != "supervisor":
