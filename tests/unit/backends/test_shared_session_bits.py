@@ -129,7 +129,7 @@ def kill_rank(session: HostedSession, rank: int) -> None:
 
 
 @pytest.mark.parametrize(("launch", "method"), CASES)
-def test_a_session_has_the_bits_of_a_job_also_after_a_kill(
+def test_a_session_has_the_bits_of_a_job_also_after_a_kill(  # noqa: PLR0917 (a case and its fixtures)
     launch: Launch, method: dict[str, Any], jobs: Jobs, here: Settings, tiny_model: Path, tmp_path: Path
 ) -> None:
     job = build_job(jobs, launch, method, tmp_path)
