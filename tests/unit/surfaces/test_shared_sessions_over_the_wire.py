@@ -33,7 +33,7 @@ from trainyard.tracing import new_traceparent
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 LAUNCHES = [("zero2", 2), ("ddp", 2), ("zero1", 2), ("fsdp_hybrid", 4), ("zero2", 3)]
-LONG = {"prompts": [{"tokens": [5, 6]}], "max_new_tokens": 1900, "stop_ids": [1], "samples": 8}
+LONG = {"prompts": [{"tokens": [5, 6]}], "max_new_tokens": 1900, "stop_ids": [1], "samples": 64}
 
 
 @pytest.fixture(params=LAUNCHES, ids=lambda launch: "-".join(map(str, launch)))
@@ -99,7 +99,7 @@ def kill_rank_during_a_call(session: HostedSession, url: str) -> tuple[httpx.Res
     with make_client(url, session) as client:
         thread = threading.Thread(target=lambda: answers.append(client.post("/generate", json=LONG)))
         thread.start()
-        time.sleep(1.5)
+        time.sleep(0.5)
         notes = read_notes(session.folder)
         killed = time.monotonic()
         os.kill(notes[max(notes)]["pid"], signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_several_processes_have_the_same_bits_on_every_surface(session: HostedSe
 
     pids = [note["pid"] for note in read_notes(session.folder).values()]
     answer, seconds = kill_rank_during_a_call(session, url)
-    assert (answer.status_code, answer.json()["code"]) == (409, "E-SESSION-STATE")
+    assert (answer.status_code, answer.json().get("code")) == (409, "E-SESSION-STATE"), answer.text[:600]
     assert f"E-RANK-LOST: Process {launch.processes - 1} of {launch.processes}" in answer.text
     assert seconds < 20
     session.wait(30)
