@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,7 +21,7 @@ from transformers import AutoTokenizer
 from tests.small_jobs import Jobs, conversation, train_as_child
 from tests.unit.backends.session_host import HostedSession, host_session, make_record
 from trainyard.backends.sessions.records import SessionState, read_status
-from trainyard.compute.rank_process import read_notes
+from trainyard.compute.rank_process import read_notes, running
 from trainyard.compute.supervise import Status
 from trainyard.data.rows import write_rows
 from trainyard.settings import Settings, load_settings
@@ -125,7 +124,7 @@ def kill_rank(session: HostedSession, rank: int) -> None:
     assert outcome.status is Status.FAILED
     assert outcome.error is not None
     assert outcome.error["code"] == "E-RANK-LOST"
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(map(running, pids))
 
 
 @pytest.mark.parametrize(("launch", "method"), CASES)

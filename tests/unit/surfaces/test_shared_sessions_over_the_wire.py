@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -25,7 +24,7 @@ from tests.session_sequence import START, sequence_over
 from tests.unit.backends.session_host import ROWS, HostedSession, host_session, make_record
 from tests.unit.surfaces.test_sessions_over_the_wire import make_client, train_by_mcp, train_by_rest, train_by_sdk
 from trainyard.backends.sessions.frames import send_frame
-from trainyard.compute.rank_process import read_notes
+from trainyard.compute.rank_process import read_notes, running
 from trainyard.settings import settings
 from trainyard.surfaces.cli.main import app
 from trainyard.tracing import new_traceparent
@@ -132,7 +131,7 @@ def test_several_processes_have_the_same_bits_on_every_surface(session: HostedSe
     assert f"E-RANK-LOST: Process {launch.processes - 1} of {launch.processes}" in answer.text
     assert seconds < 20
     session.wait(30)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(map(running, pids))
     with make_client(url, session) as client:
         again = client.post("/step", json={})
         assert (again.status_code, again.json()["code"]) == (409, "E-SESSION-STATE")
