@@ -1,6 +1,6 @@
 """Does the ledger notice every change, lose nothing when its writers are killed, and cost little?
 
-    python -m benchmarks.ledger [changes] [kills] [speed]
+    python -m benchmarks.ledger [changes] [kills] [speed] [audit]
 
 - changes: each byte of each tile and of the checkpoint of a 200-entry log is flipped; each entry is deleted, doubled,
   swapped with the next one and cut; each file is deleted, emptied and exchanged with another. All are noticed, and a
@@ -8,6 +8,8 @@
 - kills: three processes append and are killed at random moments, 500 times. What a writer was told is in the log.
 - speed: entries a second of 128 threads that share commits, against bare `fsync`s of the same bytes on the same
   disk; and the milliseconds of one append, which are the share of a chain's wall time.
+- audit: audited requests a second while the ledger names the newest line twenty times a second, against a service that
+  has no ledger. A service does it once a minute.
 """
 
 from __future__ import annotations
@@ -22,11 +24,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Thread
 
-from benchmarks.harness import Row, alternate, finish, median, size
+from benchmarks.harness import Row, Sample, alternate, finish, median, size
+from trainyard.app.access.audit import AuditEntry
+from trainyard.app.context import Caller, Context
+from trainyard.callbacks import ignore
+from trainyard.errors import NotFound
+from trainyard.settings import Settings
+from trainyard.stores.ledger.audit_stream import commit_audit
 from trainyard.stores.ledger.checking import verify_ledger
 from trainyard.stores.ledger.log import Ledger
 from trainyard.stores.ledger.tiles import pack_entries, unpack_entries
+from trainyard.surfaces.invocation import build_request
 
 ENTRIES, KILLS, WRITERS = 200, size(500, 6), 3
 FLIP_EVERY = size(1, 97)
@@ -34,6 +44,7 @@ THREADS, APPENDS = 128, size(2560, 128)
 CHAIN_S, APPENDS_OF_CHAIN = 5.0, 2
 """A chain of two nodes with the smallest training of the tests, and its appends."""
 TEXT = "x" * 600
+REQUESTS, COVER_EVERY_S = size(8000, 100), 0.05
 
 
 def make_log(home: Path) -> Ledger:
@@ -171,13 +182,58 @@ def fsync_only() -> float:
     return float(APPENDS)
 
 
-def main() -> int:
-    names = sys.argv[1:] or ["changes", "kills", "speed"]
-    rows = [*(measure_changes() if "changes" in names else ()), *(measure_kills() if "kills" in names else ())]
-    if "speed" not in names:
-        return finish("ledger", rows, {})
-    variants = {"threads": append_in_threads, "alone": append_alone, "fsync": fsync_only}
+def answer_requests(home: Path) -> float:
+    """Write the two lines of audited requests, as a service does around each."""
+    context = Context(Settings(home=home), say=ignore, caller=Caller("ci", remote=True), surface="rest")
+    request = build_request("jobs cancel", {"job": "job-000000000000"})
+    for _ in range(REQUESTS):
+        entry = AuditEntry("jobs cancel", request, context)
+        entry.begin()
+        entry.end(error=NotFound("There is no such job."))
+    return float(REQUESTS)
+
+
+def answer_alone() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        return answer_requests(Path(folder))
+
+
+def answer_covered() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        stop, ledger = Event(), Ledger.at_home(Path(folder))
+
+        def cover() -> None:
+            while not stop.wait(COVER_EVERY_S):
+                commit_audit(ledger)
+
+        thread = Thread(target=cover)
+        thread.start()
+        try:
+            return answer_requests(Path(folder))
+        finally:
+            stop.set()
+            thread.join()
+
+
+def measure_audit() -> tuple[list[Row], dict[str, list[Sample]]]:
+    variants = {"with the ledger": answer_covered, "without": answer_alone}
     samples = alternate(variants, rounds=5)
+    rates = {name: median(samples[name], "per_second") for name in variants}
+    row = Row.ratio_at_least("audited requests a second", rates["with the ledger"], rates["without"], "without", 0.8)
+    return [row], samples
+
+
+def main() -> int:
+    names = sys.argv[1:] or ["changes", "kills", "speed", "audit"]
+    rows = [*(measure_changes() if "changes" in names else ()), *(measure_kills() if "kills" in names else ())]
+    samples: dict[str, list[Sample]] = {}
+    if "audit" in names:
+        audit_rows, samples = measure_audit()
+        rows += audit_rows
+    if "speed" not in names:
+        return finish("ledger", rows, samples)
+    variants = {"threads": append_in_threads, "alone": append_alone, "fsync": fsync_only}
+    samples |= alternate(variants, rounds=5)
     rates = {name: median(samples[name], "per_second") for name in variants}
     rows.append(Row.ratio_at_least("entries a second", rates["threads"], rates["fsync"], "fsync", 0.5))
     share = APPENDS_OF_CHAIN / rates["alone"] / CHAIN_S

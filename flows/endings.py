@@ -21,8 +21,9 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Pause
 from prefect.states import Cancelled, Crashed
 
-from trainyard.app.run_records import NodeResult, NodeState, RunRecord
+from trainyard.app.run_records import NodeResult, NodeState, RunRecord, read_events
 from trainyard.app.training_logs import has_no_progress
+from trainyard.compute.supervise import DesiredState
 from trainyard.prefect_api.states import INTERRUPTED, build_preempted, build_waiting, read_state
 
 CONTINUE_AFTER_S = 20.0
@@ -66,7 +67,7 @@ async def leave(run_id: str, nodes: tuple[NodeResult, ...], record: RunRecord, u
     if state is None:
         ending = Crashed(message=f"The server did not answer when the run was stopped. {text}")
         go(ending, unfinished)
-    elif state.type in (StateType.CANCELLING, StateType.CANCELLED):
+    elif state.type in (StateType.CANCELLING, StateType.CANCELLED) or ended_at_provider(nodes, record):
         ending = Cancelled(message=text)
     elif state.type is not StateType.RUNNING:
         ending = state  # paused, or already resumed by somebody: it is not this process's any more
@@ -80,6 +81,14 @@ async def leave(run_id: str, nodes: tuple[NodeResult, ...], record: RunRecord, u
         await set_state(run_id, ending)
         os._exit(0)
     return ending
+
+
+def ended_at_provider(nodes: tuple[NodeResult, ...], record: RunRecord) -> bool:
+    """Return whether a trainer was started only to end its job at a provider, as a cancel of a paused run asks."""
+    reasons = {
+        event["node"]: event.get("reason") for event in read_events(record.folder) if event["event"] == "stopped"
+    }
+    return any(node.state is NodeState.CANCELED and reasons.get(node.id) == DesiredState.CANCEL for node in nodes)
 
 
 def go(state: State[Any], unfinished: bool) -> None:

@@ -10,7 +10,10 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
+from trainyard.app.run_records import find_license
+from trainyard.backends.ledger_entry import list_licences
 from trainyard.data.sources import read_source
+from trainyard.json_types import JsonMapping
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.stores.artifacts import NodeOutput, Produced
@@ -19,7 +22,16 @@ from trainyard.stores.artifacts import NodeOutput, Produced
 @task(name="data_source", **NODE_TASK)
 def data_source(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Read the configured sets and leave documents or normalised rows, with every refused row in quarantine."""
-    return run_node(node, upstream, run, prepare)
+    return run_node(node, upstream, run, prepare, describe=describe)
+
+
+def describe(context: NodeContext, output: NodeOutput, started: float, seconds: float) -> JsonMapping:
+    """Return the ledger's field about the licences of what was read."""
+    config = context.node.config.model_dump(mode="json")
+    sources = [
+        {"sha256": part.sha256, "license": find_license(config, port.value)} for port, part in output.outputs.items()
+    ]
+    return {"licences": list_licences(sources)}
 
 
 def prepare(context: NodeContext) -> Make:

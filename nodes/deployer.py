@@ -9,6 +9,7 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
+from trainyard.app.data.row_counts import describe_rows
 from trainyard.app.run_records import data_sources
 from trainyard.serve.deploy import deploy
 from trainyard.spec.axes.data import Port
@@ -28,7 +29,8 @@ def prepare(context: NodeContext) -> Make:
     adapter = context.needed(Port.ADAPTER, Port.MODEL)
     report = context.first(Port.REPORT)
     sources = data_sources(context.record.folder, context.settings.artifacts)
-    adapter = adapter.model_copy(update={"facts": {**adapter.facts, "sources": sources}})
+    rows = describe_rows(context.record.folder)
+    adapter = adapter.model_copy(update={"facts": {**adapter.facts, "sources": sources, "rows": rows}})
     config = context.config(DeployerConfig)
     # The same adapter deployed in the same way twice is one version, whichever run asks.
     run_key = digest({"adapter": adapter.sha256, "config": config.model_dump(mode="json")})

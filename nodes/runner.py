@@ -28,6 +28,7 @@ from trainyard.app.plan.keys import content_key, list_needed_models
 from trainyard.app.run_records import RunRecord, is_closed_gate, read_events
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.ledger_entry import list_licences
+from trainyard.backends.openlineage_events import LineageStep, emit_step
 from trainyard.compute.lease import Wait
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.remote.kinds import pin_sources
@@ -338,6 +339,19 @@ def record_node(
         **fields,
     )
     if problem:
+        context.say(problem, logging.WARNING)
+    step = LineageStep(
+        key,
+        kind,
+        str(run.ledger.get("chain") or run.chain),
+        context.node.id,
+        run.tenant,
+        started[-1] if started else time.time(),
+        time.time(),
+        [(port.value, part.sha256) for port, parts in context.inputs.items() for part in parts],
+        {port.value: part.sha256 for port, part in output.outputs.items()} if output is not None else {},
+    )
+    if problem := emit_step(step, context.settings):
         context.say(problem, logging.WARNING)
 
 

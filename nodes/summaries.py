@@ -79,8 +79,9 @@ def training(output: NodeOutput) -> str:
     ends = facts.get("loss_at_start"), facts.get("loss_at_end")
     losses = f", loss {ends[0]:.3f} to {ends[1]:.3f}" if ends[0] is not None and ends[1] is not None else ""
     evaluated = early_stop_text(facts)
-    best = (facts.get("evaluation") or {}).get("best")
-    held_out = f", best held-out loss {best['loss']:.3f} at step {best['step']}" if best else ""
+    evaluation = facts.get("evaluation") or {}
+    best, metric = evaluation.get("best"), "reward" if "loss" not in (evaluation.get("best") or {}) else "loss"
+    held_out = f", best held-out {metric} {best[metric]:.3f} at step {best['step']}" if best else ""
     losses += held_out + (f", {evaluated}" if evaluated else "")
     losses += describe_rollouts(facts.get("rollouts") or {}) + spent(facts.get("time") or {})
     lost = describe_lost_rows(facts.get("data") or {})

@@ -11,11 +11,12 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, run_node
-from trainyard.app.run_records import read_events
+from trainyard.app.run_records import read_chain, read_events
 from trainyard.backends.base import turn_folder, work_folder
 from trainyard.backends.job import TrainingJob, list_differences, prepare_job, read_job
 from trainyard.backends.ledger_entry import describe_training, read_training_record
 from trainyard.backends.oom import train_within_memory
+from trainyard.backends.recipe import describe_reproduction
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.lease import turn_lock
 from trainyard.data.rows import ROWS_FILE, count_rows
@@ -43,9 +44,25 @@ def describe(context: NodeContext, output: NodeOutput, started: float, seconds: 
     (result,) = output.outputs.values()
     sender, theme = (str(context.run.ledger.get(name) or "") for name in ("sender", "theme"))
     record = {**read_training_record(result.path), "energy_j": output.facts.get("energy_j")}
-    return describe_training(
+    fields = describe_training(
         job, record, context.settings, started=started, seconds=seconds, theme=theme, sender=sender
     )
+    if not context.jobs:  # its recipe is in the entry of the run that trained it
+        return fields
+    chain = read_chain(context.record.folder)
+    return fields | describe_reproduction(
+        job, record, result.path, context.settings, inputs=dict(list_inputs(context)),
+        chain=chain.model_dump(mode="json") if chain else None,
+    )  # fmt: skip
+
+
+def list_inputs(context: NodeContext) -> Iterator[tuple[str, tuple[str, Path | None]]]:
+    """Yield role -> (digest, folder) of each result that the training reads."""
+    data = context.needed(*(port for port in context.node.inputs if port in DATA_PORTS))
+    yield f"data/{data.kind.value}", (data.sha256, data.path)
+    for port in (Port.ADAPTER, Port.MODEL, Port.REWARD):
+        if (reference := context.first(port)) is not None:
+            yield port.value, (reference.sha256, reference.path)
 
 
 @contextmanager

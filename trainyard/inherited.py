@@ -101,6 +101,14 @@ KEYS_ELSEWHERE = "TRAINYARD_KEYS_ELSEWHERE"
 WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")
 CLOUD = Passed("GOOGLE_APPLICATION_CREDENTIALS GOOGLE_CLOUD_PROJECT CLOUDSDK_*", "what opens an object store")
 
+BUCKETS = Passed(
+    "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_REGION AWS_DEFAULT_REGION AWS_ENDPOINT "
+    "AWS_ALLOW_HTTP AZURE_STORAGE_ACCOUNT_NAME AZURE_STORAGE_ACCOUNT_KEY AZURE_STORAGE_SAS_KEY AZURE_STORAGE_ENDPOINT "
+    "AZURE_STORAGE_CLIENT_ID AZURE_STORAGE_CLIENT_SECRET AZURE_STORAGE_TENANT_ID AZURE_STORAGE_USE_EMULATOR "
+    "AZURITE_BLOB_STORAGE_URL GOOGLE_SERVICE_ACCOUNT",
+    "what opens the bucket of the data worker",
+)
+
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The whole environment of a child that trains, generates, evaluates, reads or serves; `more` is set on top."""
@@ -110,6 +118,12 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 def cloud_variables() -> dict[str, str]:
     """Return the credentials of the operator's object store; for a child that copies its checkpoints there."""
     return select_variables(os.environ, (CLOUD,), frozenset())
+
+
+def bucket_variables(settings: Settings) -> dict[str, str]:
+    """Return what opens the bucket in which the data worker of `trainyard up` stores; nothing for a folder."""
+    rows = (CLOUD, BUCKETS) if "://" in settings.data_storage else ()
+    return select_variables(os.environ, rows, frozenset())
 
 
 def server_environment(*, speaks_with_prefect: bool = False) -> dict[str, str]:
@@ -141,10 +155,16 @@ def service_environment(name: str, settings: Settings, keys: Iterable[str] = ())
 
 
 def key_variables(settings: Settings) -> frozenset[str]:
-    """The variables with the keys of endpoints, of step services, of checkpoints and of the data worker."""
+    """The variables with the keys of endpoints, of step services, of checkpoints, of the data worker and of anchors."""
     names = frozenset(endpoint.api_key_env for endpoint in settings.endpoints.values() if endpoint.api_key_env)
-    names |= STEP_KEYS | {settings.data_worker_key_env}
+    names |= STEP_KEYS | {settings.data_worker_key_env} | anchor_variables(settings)
     return names | ({name} if (name := key_variable(settings.checkpoint_key)) else set())
+
+
+def anchor_variables(settings: Settings) -> frozenset[str]:
+    """The variables that anchors of the ledger name: the key of a sender, and an address with a key in it."""
+    chains = [anchor for anchor in settings.ledger_anchors.values() if anchor.kind == "evm"]
+    return frozenset(name for anchor in chains for text in (anchor.key, anchor.url) if (name := key_variable(text)))
 
 
 def is_key_missing(variable: str | None) -> bool:

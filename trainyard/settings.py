@@ -159,9 +159,95 @@ class ScriptSettings(ApiSettings):
     )
 
 
-class RepositorySettings(ScriptSettings):
+class FolderAnchor(BaseModel):
+    """Folder on another machine's disk, such as a mount: each checkpoint is a file, which is never written over."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["folder"]
+    folder: Path = Field(description="Folder, which has to exist: a mount that is not there is not written to.")
+
+
+class BucketAnchor(BaseModel):
+    """Bucket, whose retention forbids to remove what is in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["bucket"]
+    address: str = Field(pattern=r"^(s3|gs|az)://.+", description="Such as s3://bucket/prefix; extra buckets.")
+
+
+class GitAnchor(BaseModel):
+    """Git repository: each checkpoint is a commit on a branch of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["git"]
+    repository: Path = Field(description="Repository of this machine, with or without a working tree.")
+    branch: str = Field("trainyard-ledger", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,99}$")
+    push: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$", description="Remote to push to, if any.")
+
+
+class TimestampAnchor(BaseModel):
+    """Timestamp authority (RFC 3161)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["timestamp"]
+    url: str = Field(pattern=r"^https?://.+")
+    roots: Path = Field(description="PEM file with the root certificates that are trusted for it.")
+
+
+class WitnessAnchor(BaseModel):
+    """Witness that answers c2sp.org/tlog-witness."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["witness"]
+    url: str = Field(pattern=r"^https?://.+", description="Its submission prefix.")
+    key: str = Field(max_length=4096, description="Its public key: NAME+ID+BASE64.")
+
+
+SecretReference = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|/.+)$")]
+"""Where a secret is: env:VARIABLE, or the path of a file that others cannot read."""
+
+
+class EvmAnchor(BaseModel):
+    """Contract on an EVM chain (`trainyard/stores/ledger/anchors/LedgerAnchor.vy`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["evm"]
+    url: str = Field(
+        pattern=r"^(https?://.+|env:[A-Za-z_][A-Za-z0-9_]*)$",
+        description="JSON-RPC address of a node, or env:VARIABLE where it contains a key.",
+    )
+    contract: str = Field("", pattern=r"^(0x[0-9a-fA-F]{40})?$", description="Address of the deployed contract.")
+    key: SecretReference = Field(description="Private key of the sender: env:VARIABLE, or the path of a file.")
+
+
+AnchorSetting = Annotated[
+    FolderAnchor | BucketAnchor | GitAnchor | TimestampAnchor | WitnessAnchor | EvmAnchor, Field(discriminator="kind")
+]
+
+
+class LedgerSettings(ScriptSettings):
+    """Settings of the ledger's anchors."""
+
+    ledger_anchors: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")], AnchorSetting] = Field(
+        default_factory=dict, description="Name -> where checkpoints of the ledger are kept besides this machine."
+    )
+    ledger_anchor_every: Literal["", "night", "hour", "day"] = Field(
+        "", description="How often `trainyard up` anchors new entries in all ledger_anchors; empty: by command alone."
+    )
+
+
+class RepositorySettings(LedgerSettings):
     """Settings of the data worker, which stores repositories, and of programs that use one."""
 
+    data_port: int | None = Field(
+        None, ge=1, le=65_535, description="Port of a data worker that `trainyard up` starts; default: it starts none."
+    )
     data_storage: str = Field(
         "",
         description="Where the data worker stores repositories: a bucket such as s3://bucket/prefix, gs:// or az://; "
@@ -246,7 +332,28 @@ class MachineSettings(PlanSettings):
     )
 
 
-class Settings(MachineSettings):
+class TrustSettings(MachineSettings):
+    """Settings of what is accepted: signatures of adapters, and limits of tenants."""
+
+    signatures: Literal["require", "verify-if-present", "off"] = Field(
+        "verify-if-present",
+        description="Signatures of adapter versions before they are loaded: require one of a trusted key; verify those "
+        "that there are; or off.",
+    )
+    limits_file: Path | None = Field(
+        None, description="Signed policy with the limits of tenants (`trainyard limits sign`); unset: unlimited."
+    )
+    openlineage: str = Field(
+        "",
+        max_length=500,
+        pattern=r"^(https?://[^\s@]+|/[^\s]+)?$",
+        description="Where OpenLineage events of the steps of runs go (extra openlineage): the absolute path of a "
+        "file, or the address of a catalog; empty: nowhere.",
+    )
+    limits_key: str = Field("", max_length=500, description="Public key that has to have signed limits_file.")
+
+
+class Settings(TrustSettings):
     """Settings that an operator makes once; nothing here is part of a chain."""
 
     model_config = SettingsConfigDict(env_prefix="TRAINYARD_", env_nested_delimiter="__", extra="forbid", frozen=True)

@@ -117,7 +117,7 @@ def test_prefect_shows_the_same_form_as_before(name: str) -> None:
     golden = json.loads((REPOSITORY / "tests" / "golden" / "template_forms.json").read_text(encoding="utf-8"))
     schema = build_schema(name)
     assert strip_texts(schema) == golden[name]
-    assert len(schema["properties"]) <= 9
+    assert len(schema["properties"]) <= 10
     for field, info in TEMPLATES[name].model.model_fields.items():
         assert schema["properties"][field].get("description", info.description) == info.description
 

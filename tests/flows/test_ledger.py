@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.flows.chain_runs import complete, fill_working_folder, twice
+from trainyard.app.artifacts.lineage import build_lineage
+from trainyard.app.artifacts.statements import build_statement
+from trainyard.app.context import Context
 from trainyard.settings import settings
 from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.stores.ledger.log import Ledger
@@ -23,6 +27,7 @@ def test_a_job_leaves_an_entry_with_its_nine_fields(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINYARD_PRICE_PER_HOUR", "2.5")
+    monkeypatch.setenv("TRAINYARD_OPENLINEAGE", str(tmp_path / "events.jsonl"))
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     fill_working_folder(tmp_path, tiny_model, monkeypatch, {"data.jsonl": twice(30)})
     job = JobSpec.model_validate(
@@ -48,5 +53,23 @@ def test_a_job_leaves_an_entry_with_its_nine_fields(
     assert entry["outputs"]["adapter"]["sha256"] == result.node("trainer").outputs["adapter"].sha256
     assert entry["sender_address"].startswith("ed25519:")
     assert entry["flops"] > 0
+    statement = build_statement(entry)
+    assert statement is not None
+    assert statement["subject"] == [
+        {"name": "adapter", "digest": {"trainyardTree": entry["outputs"]["adapter"]["sha256"]}}
+    ]
+    made_of = {
+        part["name"]: part["digest"] for part in statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    }
+    assert made_of["sft"] == {"trainyardTree": entry["data"][0]["sha256"]}
+    graph = build_lineage(entry["job"], Context(settings()))
+    assert {(node.kind.value, node.missing) for node in graph.nodes} == {
+        (kind, False) for kind in ("document", "rows", "base", "adapter")
+    }
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["job"]["name"], event["eventType"]) for event in events] == [
+        (f"training-job.{node}", state) for node in ("data-source", "trainer") for state in ("START", "COMPLETE")
+    ]
+    assert events[-1]["inputs"][0]["name"] == events[1]["outputs"][0]["name"] == f"sft:{entry['data'][0]['sha256']}"
     written = b"".join(path.read_bytes() for path in ledger.folder.rglob("*") if path.is_file())
     assert not [text for text in (b"Twice", b"twice", CANARY.encode(), str(tmp_path).encode()) if text in written]

@@ -143,7 +143,11 @@ def test_another_trainyard_trains_a_policy(
         "type": "grpo", "num_generations": 4, "max_completion_length": 8, "beta": 0.1,
         "rewards": [{"type": "contains", "text": "e"}],
     }  # fmt: skip
-    job = job_at(jobs, "remote", stage, service={"endpoint": "lab"}, hyperparameters={"max_steps": 2, "batch_size": 8})
+    job = job_at(
+        jobs, "remote", stage, service={"endpoint": "lab"}, hyperparameters={"max_steps": 2, "batch_size": 8},
+        eval={"share": 0.3, "steps": 2},
+    )  # fmt: skip
     ran = train_as_child(job, tmp_path / "policy")
     assert ran.record["steps"] == 2
     assert ran.record["rollouts"]["count"] == 2
+    assert ran.record["evaluation"]["best"]["reward"] == ran.record["evaluation"]["best"]["reward_contains"]

@@ -217,8 +217,8 @@ def read_events(folder: Path) -> Iterator[Event]:
 
 
 def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
-    """Return the sets that the data sources of a run have read: {source, format, rows, sha256} for each set; paths by
-    their last name.
+    """Return the sets that the data sources of a run have read: {source, format, rows, sha256, license} for each set;
+    paths by their last name.
 
     The digest is that of the rows as they were stored.
     """
@@ -232,6 +232,7 @@ def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
             "format": facts.get("format"),
             "rows": done[name].get("rows", {}).get(port),
             "sha256": read_stored_sha256(artifacts, done[name]["key"], port),
+            "license": find_license(sources[name], port),
         }
         for name in sorted(sources.keys() & done.keys())
         for port, facts in sorted(done[name].get("facts", {}).items())
@@ -239,11 +240,25 @@ def data_sources(folder: Path, artifacts: Path) -> list[dict[str, object]]:
     ]
 
 
+def find_license(config: JsonMapping, port: str) -> str | None:
+    """Return the licence of a port's set, else of its source, or those of a mixture; None if none is named."""
+    mixed = ((config.get("mix") or {}).get("sets") or {}).values()
+    licences = [(config["sets"].get(port) or {}).get("license") or config.get("license")]
+    licences += [part.get("license") for part in mixed]
+    return ", ".join(dict.fromkeys(filter(None, licences))) or None
+
+
 def source_name(config: JsonObject) -> str:
     """Return the last name of a path or a repository, or an address without a user and a query."""
     if config.get("url"):
         parts = urlsplit(config["url"])
         return f"{parts.scheme}://{parts.hostname}{parts.path}"
+    if config.get("hub"):
+        return f"hub:{config['hub']['name']}@{config['hub']['revision']}"
+    if config.get("sql"):
+        return f"SQL over {config['sql'].get('database') or ', '.join(config['sql'].get('files') or ())}"
+    if config.get("mix"):
+        return ", ".join(source_name(part) or name for name, part in config["mix"]["sets"].items())
     return Path(config.get("path") or config.get("repository") or "").name
 
 

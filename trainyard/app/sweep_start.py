@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from trainyard.app.chains.stored import show_chain
 from trainyard.app.context import Context
+from trainyard.app.plan.limits import require_free_worker
 from trainyard.app.plan.locate import locate_request
 from trainyard.app.plan.parse import parse_request
 from trainyard.app.plan.refusals import refuse_or_wait
@@ -26,7 +27,6 @@ from trainyard.operations.chains import ShowChainInput
 from trainyard.operations.sweeps import ShowSweepInput, SweepInput, SweepNameInput
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import STOP_AT_STEPS
-from trainyard.spec.axes.stages import EvalMetric
 from trainyard.spec.chain import ChainSpec, ResolvedChain, digest
 from trainyard.spec.model_schema import flatten_settings
 from trainyard.spec.training import EvalSettings, TrainerConfig
@@ -56,7 +56,7 @@ def build_sweep(request: SweepInput, context: Context) -> SweepSpec:
     require_one_length(request, ids, written, trainer, ranges)
     written = add_evaluation(apply_values(written, ids, fixed), ids, trainer, request, context)
     config = require_trainer(resolve_chain(written, settings), trainer)
-    metric = request.asked_metric or (config.eval or EvalSettings()).metric
+    metric = request.asked_metric or (config.eval.metric if config.eval else config.stage.facts.eval_metrics[0])
     rungs = choose_rungs(request, config)
     combinations = math.prod(len(values.values) if values.values else math.inf for values in ranges.values())
     body: JsonObject = {
@@ -133,7 +133,7 @@ def add_evaluation(
     values: JsonObject = {}
     metric = request.asked_metric
     if evaluation is None or (metric is not None and evaluation.metric is not metric):
-        values[f"{trainer}.eval.metric"] = (metric or EvalMetric.LOSS).value
+        values[f"{trainer}.eval.metric"] = (metric or config.stage.facts.eval_metrics[0]).value
     steps = config.hyperparameters.max_steps
     if request.scheduler == "asha" and (evaluation is None or evaluation.steps is None):
         if steps is None:
@@ -232,6 +232,7 @@ def find_or_build_record(request: SweepInput, context: Context) -> SweepRecord:
     if record is not None:
         require_same(record, spec)
         return record
+    require_free_worker(spec.chain.tenant, context, request.parallel)
     return SweepRecord(spec=spec, created=time.time())
 
 

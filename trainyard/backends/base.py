@@ -144,7 +144,7 @@ def run_training(
         write_json_durably(work / SPEC_FILE, job.model_dump(mode="json"))
         program.prepare(job, work)
         attempts = count_starts(work)
-        with meter_training(job, settings, desired_state, on_event) as meter:
+        with meter_training(job, settings, work, desired_state, on_event) as meter:
             listener = Listener(meter.on_event, job, work)
             outcome = supervise(
                 program.command(job, work),

@@ -239,8 +239,8 @@ def mirror_address(job: TrainingJob) -> str | None:
     Without `engine.mirror` it is a repository of the data worker, where the setting `data_worker_uploads` says so.
     """
     address = job.config.engine.mirror
-    is_probe = job.run.startswith(PROBE_RUN)
-    uploads = settings().data_worker_uploads if job.config.backend is BackendName.NATIVE and not is_probe else ()
+    is_private = job.run.startswith((PROBE_RUN, REPRODUCED_RUN))
+    uploads = settings().data_worker_uploads if job.config.backend is BackendName.NATIVE and not is_private else ()
     if address is None and "checkpoints" in uploads:
         return f"data-worker://{job.tenant or settings().tenant}/checkpoints-{job.work_name}"
     return f"{address.rstrip('/')}/{job.work_name}" if address else None
@@ -254,6 +254,8 @@ def mirror_folder(job: TrainingJob) -> Path | None:
 
 PROBE_RUN = "plan-"
 """Begins the name of the run of a measurement."""
+REPRODUCED_RUN = "reproduce-"
+"""Begins the name of the run of a training that is carried out again: it leaves nothing elsewhere."""
 PLACES = {
     "threads",
     "choices",

@@ -23,6 +23,10 @@ from trainyard.stores.ledger.log import Ledger
 FLOPS_OF_FULL, FLOPS_OF_ADAPTER = 6, 4
 """Per parameter and token: forward 2, gradients of the activations 2, of the weights 2, which an adapter has not
 (Kaplan et al., Scaling Laws for Neural Language Models, 2020, 2.1)."""
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "urn:trainyard:training:v1"
+TREE_DIGEST = "trainyardTree"
+"""Algorithm of a digest over the names and SHA-256 of a folder's files, in a digest set of in-toto."""
 NO_PRICE = {"source": "not set: TRAINYARD_PRICE_PER_HOUR"}
 
 
@@ -46,7 +50,10 @@ def describe_training(
     trained_tokens = int((record.get("tokens") or {}).get("trained") or 0)
     rate = settings.price_per_hour if "amount" in price else None
     devices = max(1, len(job.devices))
+    versions = {"trainyard": version("trainyard"), **(record.get("versions") or {})}
     return {
+        "predicate_type": PREDICATE_TYPE,
+        "predicate": build_predicate(job, versions, started=started, seconds=seconds),
         "date_time": format_time(started),
         "gpu_used": device,
         "gpu_provider": job.config.backend.value if job.config.backend.facts.remote else settings.gpu_provider,
@@ -57,7 +64,7 @@ def describe_training(
         "time_training_s": round(seconds, 3),
         "sender_address": sender or sender_address(settings),
         "data": [{"port": port.value, "sha256": sha256} for port, sha256 in job.data_sha256.items()],
-        "versions": {"trainyard": version("trainyard"), **(record.get("versions") or {})},
+        "versions": versions,
         "seeds": {"training": job.config.hyperparameters.seed},
         "tokens": record.get("tokens") or {},
         "rows": record.get("rows") or {},
@@ -73,6 +80,37 @@ def describe_training(
             "currency": "USD",
         },
         "earlier_weights": list(job.parents),
+    }
+
+
+def build_predicate(job: TrainingJob, versions: Mapping[str, str], *, started: float, seconds: float) -> JsonObject:
+    """Return the SLSA provenance of a training: its settings, what it was made of, by what and when.
+
+    With the outputs of its entry as subject it is an in-toto statement (`app/artifacts/statements.py`).
+    """
+    model, settings = describe_model(job), describe_settings(job)
+    made_of = [("base", job.base_sha256), *((port.value, sha256) for port, sha256 in job.data_sha256.items())]
+    made_of += [("earlier_weights", sha256) for sha256 in job.parents]
+    return {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {
+                "config_sha256": settings["config_sha256"],
+                **{name: model[name] for name in ("stage", "method", "backend")},
+            },
+            "internalParameters": {"seed": job.config.hyperparameters.seed, "devices": len(job.devices)},
+            "resolvedDependencies": [
+                {"name": name, "digest": {TREE_DIGEST: sha256}} for name, sha256 in made_of if sha256
+            ],
+        },
+        "runDetails": {
+            "builder": {"id": f"urn:trainyard:backend:{job.config.backend.value}", "version": dict(versions)},
+            "metadata": {
+                "invocationId": job.digest,
+                "startedOn": format_time(started),
+                "finishedOn": format_time(started + seconds),
+            },
+        },
     }
 
 

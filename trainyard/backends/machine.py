@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import trainyard
 from trainyard.compute.gpus import read_gpus
 from trainyard.spec.axes.devices import Device
 
 PACKAGES = ("torch", "transformers", "peft", "trainyard")
+SOURCES = (".py", ".jinja", ".json")
 UNLIKE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures"})
 """Keys of a `config.json` that say nothing about the sizes."""
 
@@ -48,3 +52,15 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             package_versions[name] = version(name)
     return package_versions
+
+
+def code_digest(rooms: Iterable[str]) -> str:
+    """Digest of the source files of some rooms, and of the templates and texts that they read: in a checkout, they
+    change more often than the version."""
+    root = Path(trainyard.__file__).parent
+    hasher = hashlib.sha256()
+    for room in map(root.joinpath, rooms):
+        files = [room] if room.suffix else room.rglob("*")
+        for path in sorted(path for path in files if path.suffix in SOURCES):
+            hasher.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return hasher.hexdigest()

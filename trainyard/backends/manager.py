@@ -29,6 +29,7 @@ import psutil
 
 from trainyard.backends import states
 from trainyard.backends.base import Handle, Probe, check, probe, run_training, work_folder
+from trainyard.backends.cloud.journal import is_open_at_provider, request_cancel, withdraw_cancel
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.oom import follow_restarts, train_within_memory
 from trainyard.backends.results import TrainingStopped, early_stop_text, enter_unless_stopped, move
@@ -99,23 +100,38 @@ class Running:
     def __post_init__(self) -> None:
         self.over.set()
 
+    @property
+    def work(self) -> Path:
+        return work_folder(self.job, self.settings)
+
     def start(self) -> None:
         """Start it, or start it again; without its trainer it stays pending. Raises `Conflict` (`E-JOB-STATE`)."""
         with self.changing:
             if not self.over.is_set():
                 raise Conflict(f"The job is {self.status.state} and running.", do="Wait.", code="E-JOB-STATE")
-            probe_result = probe(self.job.config.backend, self.settings)
-            self.change(states.PENDING, WAITING if probe_result.available else marker_only(probe_result))
-            if probe_result.available:
-                self.desired, self.error = DesiredState.RUN, None
-                self.over.clear()
-                Thread(target=self.run, name=f"training-{self.job.digest[:8]}", daemon=True).start()
+            withdraw_cancel(self.work)
+            self.begin()
+
+    def begin(self) -> None:
+        """Start its thread; the lock is taken."""
+        probe_result = probe(self.job.config.backend, self.settings)
+        self.change(states.PENDING, WAITING if probe_result.available else marker_only(probe_result))
+        if probe_result.available:
+            self.desired, self.error = DesiredState.RUN, None
+            self.over.clear()
+            Thread(target=self.run, name=f"training-{self.job.digest[:8]}", daemon=True).start()
 
     def ask(self, desired: DesiredState) -> None:
-        """Let it save and end; a cancel is not taken back by a later pause. Raises `Conflict` (`E-JOB-STATE`)."""
+        """Let it save and end; a cancel is not taken back by a later pause. Raises `Conflict` (`E-JOB-STATE`).
+
+        One that its provider still trains is started once more, to end it there.
+        """
         with self.changing:
             states.check_transition(self.status.state, STOPS[desired])
-            if self.over.is_set():
+            if self.over.is_set() and desired is DesiredState.CANCEL and is_open_at_provider(self.work):
+                request_cancel(self.work)
+                self.begin()
+            elif self.over.is_set():
                 self.change(STOPS[desired], desired.value)
             elif self.desired is not DesiredState.CANCEL:
                 self.desired = desired
@@ -146,7 +162,7 @@ class Running:
         devices = self.job.devices
         claim = claim_devices(
             self.settings,
-            len(devices),
+            0 if self.job.config.backend.facts.remote else len(devices),
             run=self.folder.name,
             among=devices,
             patience=Patience(give_up=lambda: self.desired is not DesiredState.RUN),
@@ -294,8 +310,9 @@ class TrainingManager:
         return stored.read_progress(read_events(self.events_file(job_id)))
 
     def metrics(self, job_id: str) -> TrainingMetrics:
-        """Training loss, evaluation loss and working time of a job."""
-        return stored.metrics(read_events(self.events_file(job_id)))
+        """Training loss, evaluation loss, working time and energy of a job."""
+        metrics = stored.metrics(read_events(self.events_file(job_id)))
+        return metrics.model_copy(update={"energy_j": self.store.get(job_id).facts.get("energy_j")})
 
     def curve(self, job_id: str) -> list[Point]:
         """Return the loss of every step of a job, across restarts."""

@@ -18,6 +18,7 @@ import psutil
 from trainyard.backends.base import run_training, work_folder
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import CHECKPOINT_FOLDER, TRAINING_FILE
+from trainyard.backends.tier_limits import require_within_tier
 from trainyard.backends.timings import TrainingClock
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.events import Event
@@ -49,8 +50,10 @@ def train_within_memory(
     """Like `run_training`, with one more try at half the micro-batch when it ran out of memory.
 
     Raises `LimitExceeded` (`E-DEVICE-MEMORY`, `E-MEMORY`) with estimated numbers when it does not fit either, or when
-    `launch.on_oom` is `fail`; everything else as `run_training` does.
+    `launch.on_oom` is `fail`; `Refused` (`E-LIMIT`) for more rows than the tenant's tier allows; everything else as
+    `run_training` does.
     """
+    require_within_tier(job, settings)
     smaller = read_smaller_job(job, settings)
     current, tries = smaller or job, 1 if smaller else 2
     while True:

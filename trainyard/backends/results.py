@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
+from trainyard.compute.energy import ENERGY_FILE, read_energy
 from trainyard.compute.events import Event, read_block, read_events
 from trainyard.compute.supervise import LOG_HEADER, DesiredState, Outcome, Status
 from trainyard.errors import Conflict, TrainyardError, from_fields
@@ -212,7 +213,8 @@ def collect_result(
     training = {**header, **json.loads((output / TRAINING_FILE).read_text(encoding="utf-8"))}
     ends = smooth_losses(training["losses"])
     divergence = find_divergence(job, training, work)
-    training |= ends | divergence
+    energy = {"energy_j": round(joules, 1)} if (joules := read_energy(work)) else {}
+    training |= ends | divergence | energy
     write_json_durably(output / TRAINING_FILE, training)
     target = folder / port.value
     folder.mkdir(parents=True, exist_ok=True)
@@ -220,16 +222,16 @@ def collect_result(
     keep_best_checkpoints(job, work)
     for name in (RESULT_FOLDER, CHECKPOINT_FOLDER):
         shutil.rmtree(work / name, ignore_errors=True)
-    for name in (DECISIONS_FILE, FITTED_FILE):
+    for name in (DECISIONS_FILE, FITTED_FILE, ENERGY_FILE):
         (work / name).unlink(missing_ok=True)
-    facts = {name: training[name] for name in KEPT_FACTS} | ends | divergence
+    facts = {name: training[name] for name in KEPT_FACTS} | ends | divergence | energy
     facts |= {"backend": job.config.backend.value, "tool_version": version}
     facts |= {"attempts": attempts + 1, "restarted_from": listener.begin_event.get("restarted_from")}
     if "evaluation" in training:
         evaluation = training["evaluation"]
         facts["evaluation"] = {name: value for name, value in evaluation.items() if name != "found"}
         facts["eval_loss"] = next(
-            (point["loss"] for point in evaluation["found"] if point["step"] == evaluation["result_step"]), None
+            (point.get("loss") for point in evaluation["found"] if point["step"] == evaluation["result_step"]), None
         )
     if "rollouts" in training:
         facts["rollouts"] = {name: value for name, value in training["rollouts"].items() if name != "found"}

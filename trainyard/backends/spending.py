@@ -15,16 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import TrainingStopped
 from trainyard.callbacks import ignore
+from trainyard.compute.energy import EnergyMeter, keep_energy
 from trainyard.compute.events import Event
-from trainyard.compute.monitor import MonitorReading, read_nvidia
+from trainyard.compute.gpus import import_nvml
 from trainyard.compute.supervise import DesiredState, keep_running
 from trainyard.errors import LimitExceeded
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.money import SOURCE_CHARS, ZERO, Price, PriceUnit, format_usd, hours_cost, round_usd
 from trainyard.stores.metrics import number
 from trainyard.stores.spending import SpendingEntry, SpendingStore, sum_usd
@@ -111,9 +115,7 @@ class SpendingMeter:
     now: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
     started: float = 0.0
-    read_power: Callable[[], MonitorReading | None] = read_nvidia
-    has_power: bool = True
-    joules: float | None = None
+    find_nvml: Callable[[], Any] = import_nvml
     counted: dict[str, float] = field(default_factory=dict)
     """First and last step, and tokens, of this start."""
     statement: Event | None = None
@@ -122,6 +124,9 @@ class SpendingMeter:
 
     def __post_init__(self) -> None:
         self.started = self.last = self.clock()
+        config = self.job.config
+        devices = () if config.backend.facts.remote or config.device is Device.CPU else self.job.devices
+        self.energy = EnergyMeter(devices, self.clock, self.find_nvml)
         self.written = 0.0
         self.store = SpendingStore(self.settings.spending)
         self.run = self.job.run or self.job.work_name
@@ -164,24 +169,15 @@ class SpendingMeter:
         self.hand_on(event)
 
     def advance(self) -> None:
-        """Read the power and the limits every two seconds, and write the entry every five."""
+        """Read the energy and the limits every two seconds, and write the entry every five."""
         now = self.clock()
         if now - self.last >= METER_S:
-            self.add_energy()
+            self.last = now
+            self.energy.advance()
             self.refresh_limits()
         if now - self.written >= WRITE_S:
             self.written = now
             self.write()
-
-    def add_energy(self) -> None:
-        """Add the energy of the devices since the last reading; nothing where the driver does not measure power."""
-        now = self.clock()
-        seconds, self.last = now - self.last, now
-        reading = self.read_power() if self.has_power and not self.job.config.backend.facts.remote else None
-        powers = [gpu.power_draw_w for gpu in reading.gpus if gpu.index in self.job.devices] if reading else []
-        self.has_power = bool(powers) and all(power is not None for power in powers)
-        if self.has_power:
-            self.joules = (self.joules or 0.0) + seconds * sum(power or 0.0 for power in powers)
 
     def refresh_limits(self) -> None:
         when = datetime.fromtimestamp(self.now(), UTC)
@@ -210,7 +206,7 @@ class SpendingMeter:
 
     @property
     def energy_kwh(self) -> float | None:
-        return None if self.joules is None else self.joules / JOULES_PER_KWH
+        return None if self.energy.joules is None else self.energy.joules / JOULES_PER_KWH
 
     def write(self, *, withdrawn: bool = False) -> None:
         """Write the amount spent so far; nothing where no price is known and the service says none.
@@ -253,9 +249,13 @@ class SpendingMeter:
 
 @contextmanager
 def meter_training(
-    job: TrainingJob, settings: Settings, desired: Callable[[], DesiredState], hand_on: Callable[[Event], None]
+    job: TrainingJob,
+    settings: Settings,
+    work: Path,
+    desired: Callable[[], DesiredState],
+    hand_on: Callable[[Event], None],
 ) -> Iterator[SpendingMeter]:
-    """Yield the meter of a training that is about to start, and store its cost however the training ends.
+    """Yield the meter of a training that is about to start, and store its cost and energy however the training ends.
 
     Raises `LimitExceeded` (`E-SPEND`) where a limit is reached already.
     """
@@ -267,5 +267,7 @@ def meter_training(
     except TrainingStopped as error:
         raise meter.explain(error) from error
     finally:
-        meter.add_energy()
+        meter.energy.advance()
         meter.write()
+        if meter.energy.joules is not None:
+            keep_energy(work, meter.energy.joules)

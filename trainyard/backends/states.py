@@ -72,6 +72,16 @@ class JobStatus(BaseModel):
     progress: TrainingProgress = TrainingProgress()
     metrics: TrainingMetrics = TrainingMetrics()
 
+    @property
+    def step(self) -> int:
+        """Step of the progress."""
+        return self.progress.step
+
+    @property
+    def loss(self) -> float | None:
+        """Loss of the progress; None before the first report."""
+        return self.progress.loss
+
     def to(self, state: JobState, reason: str = "") -> JobStatus:
         """Return the status after a move of its state. Raises `Conflict` (`E-JOB-STATE`)."""
         return self.model_copy(update={"state": check_transition(self.state, state), "reason": reason})

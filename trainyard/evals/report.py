@@ -345,14 +345,15 @@ def training_table(training: Mapping[str, JsonMapping]) -> str:
     return table(["", *training], rows)
 
 
-EVALUATED = ("best held-out loss", "at step", "weights of step")
+EVALUATED = ("best held-out loss", "best held-out reward", "at step", "weights of step")
 
 
 def read_training_evals(facts: JsonMapping) -> JsonObject:
     """Return what a trainer measured on held-out rows while it trained; empty where it did not."""
     evaluation = facts.get("evaluation") or {}
     best = evaluation.get("best") or {}
-    return dict(zip(EVALUATED, (best.get("loss"), best.get("step"), evaluation.get("result_step")), strict=True))
+    values = (best.get("loss"), best.get("reward"), best.get("step"), evaluation.get("result_step"))
+    return dict(zip(EVALUATED, values, strict=True))
 
 
 DRAWN = {

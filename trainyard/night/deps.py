@@ -127,6 +127,8 @@ class Stores:
     versions: AdapterRegistry
     objects: ObjectStore | None = None
     """None: nothing is sent anywhere."""
+    share: Callable[[AdapterVersion], object] = ignore
+    """Uploads a version to the data worker, once. Raises `Unavailable` (`E-URL`) where none answers."""
 
 
 @dataclass(frozen=True)

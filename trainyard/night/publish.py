@@ -59,15 +59,16 @@ def reserve(objects: ObjectStore, registry: AdapterRegistry, tenant: str, role: 
 
 
 def publish(world: NightDeps, version: AdapterVersion, sure: Sure) -> None:
-    """Upload a registered version, files first, and check what a reader gets.
+    """Upload a registered version, files first, check what a reader gets, and upload it to the data worker.
 
     Raises `Conflict` (`E-PUBLISH`) when another adapter has this number there, `Corrupt` (`E-PUBLISH`)
-    when what is there is not what was trained.
+    when what is there is not what was trained, and what `Stores.share` raises.
     """
     objects = world.stores.objects
     if objects is not None:
         upload(world, objects, version, sure)
     verify_published(world, version)
+    world.stores.share(version)
     world.at("night.publish.verified")
 
 
@@ -99,6 +100,9 @@ def point(world: NightDeps, version: AdapterVersion, sure: Sure) -> None:
         world.trainer.deploy(version)
     objects = world.stores.objects
     if objects is not None:
+        if (signature := world.stores.versions.read_signature(version)) is not None:
+            sure()
+            versions.upload_signature(objects, version, signature)
         point_there(objects, version, sure)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from trainyard.backends.base import probe, run_training
 from trainyard.backends.job import TrainingJob, prepare_job
 from trainyard.backends.ledger_entry import describe_training, read_training_record
 from trainyard.backends.oom import train_within_memory
+from trainyard.backends.recipe import describe_reproduction
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.compute.supervise import DesiredState
 from trainyard.data.corpora import write_training_set
 from trainyard.evals.job import job_from_inputs
 from trainyard.evals.runner import REPORT_FILE, REPORT_FOLDER, evaluate
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings
@@ -78,15 +79,15 @@ class LocalTrainer:
                 settings=self.settings,
                 train=self.bind_budget(order.budget_s),
             )
-            problem = self.record(order, job, started)
+            problem = self.record(order, job, started, produced.facts)
             facts = {**produced.facts, **({"ledger": problem} if problem else {})}
             write_json_durably(done, add_version("trained", facts))
         return Trained(order.work / "adapter", read_versioned("trained", done.read_bytes(), done))
 
-    def record(self, order: TrainingRequest, job: TrainingJob, started: float) -> str:
+    def record(self, order: TrainingRequest, job: TrainingJob, started: float, facts: JsonMapping) -> str:
         """Record the training in the ledger; return why it could not be, empty when it is there."""
         folder = order.work / job.output.value
-        record = read_training_record(folder)
+        record = {**read_training_record(folder), "energy_j": facts.get("energy_j")}
         return record_step(
             self.settings.home,
             TRAINED,
@@ -98,6 +99,7 @@ class LocalTrainer:
             **describe_training(
                 job, record, self.settings, started=started, seconds=time.time() - started, theme=order.marker.role
             ),
+            **describe_reproduction(job, record, folder, self.settings, inputs=dict(list_inputs(job))),
         )
 
     def bind_budget(self, budget_s: float) -> Callable[..., Produced]:
@@ -181,6 +183,13 @@ class LocalTrainer:
 
     def work_folder(self, version: AdapterVersion) -> Path:
         return tenant_root(self.settings, version.tenant) / "training" / version.run_key
+
+
+def list_inputs(job: TrainingJob) -> Iterator[tuple[str, tuple[str, Path]]]:
+    """Yield role -> (digest, folder) of the rows of a night's training."""
+    for port, folder in job.data.items():
+        path = Path(folder)
+        yield f"data/{port.value}", (files_digest(describe_files(path)), path)
 
 
 def tenant_root(settings: Settings, tenant: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from trainyard.callbacks import ignore
 from trainyard.compute.child import faultpoint
@@ -20,6 +21,7 @@ from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, window_cha
 from trainyard.serve.inference_server.commands import read_profile
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import ServerProfile, VllmEngine
+from trainyard.serve.worker_uploads import upload_version
 from trainyard.settings import Settings
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.adapters import AdapterRegistry
@@ -57,6 +59,7 @@ def make_night_deps(
     if lacking is not None:
         raise lacking
     root, files, clock = tenant_root(settings, config.tenant), RealFiles(), RealClock()
+    versions = AdapterRegistry(settings.adapters)
     objects = open_store(settings.weights_store) if settings.weights_store else None
 
     def alone(run: str) -> AbstractContextManager[object]:
@@ -74,8 +77,9 @@ def make_night_deps(
             graph=lambda: open_graph(config.graph, settings),
             markers=open_markers(config, settings, objects),
             corpora=Corpora(root / "corpora", files),
-            versions=AdapterRegistry(settings.adapters),
+            versions=versions,
             objects=objects,
+            share=partial(upload_version, registry=versions, settings=settings),
         ),
         server=make_server(config, settings),
         trainer=LocalTrainer(config, settings, unfit=unfit),

@@ -104,7 +104,8 @@ def format_aim(audit_row: AuditRow) -> str:
 
 
 def audit_check_text(audit_check: AuditCheck) -> str:
-    head = f"{audit_check.lines:,} lines in {audit_check.files:,} files"
+    covered = f", the first {audit_check.committed:,} covered by the ledger" if audit_check.committed else ""
+    head = f"{audit_check.lines:,} lines in {audit_check.files:,} files{covered}"
     if not audit_check.problems:
         return f"{head}: complete and unchanged"
     return "\n".join([f"{head}: {len(audit_check.problems):,} problems", *audit_check.problems])

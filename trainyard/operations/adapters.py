@@ -17,6 +17,7 @@ from trainyard.serve.conversion.architectures import Layout
 
 if TYPE_CHECKING:
     from trainyard.app.adapters.registry import AdapterRows, Converted, Registered
+    from trainyard.app.adapters.signing import Keys, VerifiedVersion
     from trainyard.app.adapters.versions import Card, DeletedVersion, Merged, Promotion, Published, Pulled
     from trainyard.app.chat import AskedAnswer
     from trainyard.app.responses import Record
@@ -82,6 +83,7 @@ class CardInput(Request):
     out: Annotated[Path | None, Option(local=True)] = Field(
         None, description="File to write; default: the card is printed."
     )
+    data: bool = Field(False, description="The card of its data instead: sources, synthetic share, filters.")
 
 
 TokenVariable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -106,6 +108,30 @@ class PullInput(Request):
     )
     revision: str | None = Field(None, description="Branch, tag or commit of the repository; default: main.")
     token_env: TokenVariable = Field("HF_TOKEN", description="Environment variable with the token of the Hub.")
+
+
+class VersionInput(Request):
+    name: Annotated[str, Argument("TENANT/ROLE[/vN]", completes="adapter")] = Field(
+        description="The version; without one, the live one."
+    )
+
+
+class KeysInput(Request):
+    out: Annotated[Path | None, Option(local=True)] = Field(
+        None, description="File for this home's public key; other homes trust it."
+    )
+
+
+class TrustKeyInput(Request):
+    file: Annotated[Path, Argument("FILE")] = Field(description="Public key (PEM); `adapters keys --out` writes it.")
+    name: str = Field(min_length=1, max_length=63, description="Whose key it is; such as lab-two.")
+
+
+class RevokeKeyInput(Request):
+    key: Annotated[str, Argument("KEY")] = Field(
+        min_length=1, max_length=64, description="Its name; or enough of the beginning of its id."
+    )
+    because: str = Field(min_length=1, max_length=500, description="Why; it is shown where a signature is refused.")
 
 
 class MergeInput(Request):
@@ -211,6 +237,7 @@ def published_text(result: Published) -> str:
 def pulled_text(result: Pulled) -> str:
     return (
         f"{result.version} is registered, from {result.source} (base: {result.base_model}){run_line(result)}\n"
+        f"{f'signed by {result.signed_by[:16]}' if result.signed_by else result.notice}\n"
         f"make it live: trainyard adapters promote {result.version} --target embedded"
     )
 
@@ -227,6 +254,24 @@ def answer_text(result: AskedAnswer) -> str:
     if result.error:
         return f"refused: {result.error}"
     return f"{result.base_model}: {result.base}\n\n{result.adapter_version}: {result.adapter}"
+
+
+def verified_text(result: VerifiedVersion) -> str:
+    """Return a line for each thing that was checked."""
+    signed = f"signed by {result.key_name} ({result.signed_by[:16]})" if result.signed_by else result.notice
+    lines = [f"{result.version}: {result.files} files as its manifest says", signed, result.ledger]
+    return "\n".join(filter(None, lines))
+
+
+def keys_text(result: Keys) -> str:
+    rows = [
+        (key.id[:16], key.name, "revoked" if key.revoked else "this home" if key.own else "trusted", key.because)
+        for key in result.keys
+    ]
+    table = (
+        format_table(rows, ("id", "name", "state", "because")) if rows else "no keys yet: the first signature makes one"
+    )
+    return "\n".join([table, f"signatures: {result.policy}", *([f"public key: {result.out}"] if result.out else [])])
 
 
 READ, RUN, ADMIN = Scope
@@ -298,6 +343,32 @@ ROWS: dict[str, Operation] = {
         request=PullInput, run="app.adapters.versions:pull", text=pulled_text, scope=RUN,
         example="trainyard adapters pull gs://weights/prod/adapters/acme/handbook",
         local="It reads a token from this machine's environment and fetches files from a server.",
+    ),
+    "adapters verify": Operation(
+        "Verify a version: every file against its manifest, its signature and the ledger.",
+        request=VersionInput, run="app.adapters.signing:verify", text=verified_text, scope=READ,
+        route="GET /api/v1/adapters/verify", tenants=True, heavy=True,
+    ),
+    "adapters sign": Operation(
+        "Sign a version: with this home's key, such as one of an earlier Trainyard.",
+        request=VersionInput, run="app.adapters.signing:sign", text=verified_text, scope=ADMIN,
+        local="It uses a private key of this machine.",
+    ),
+    "adapters keys": Operation(
+        "Keys whose signatures are accepted: this home's first.",
+        request=KeysInput, run="app.adapters.signing:list_keys", text=keys_text, scope=ADMIN,
+        local="It makes this machine's key where there is none.",
+    ),
+    "adapters trust-key": Operation(
+        "Accept what a key has signed: one of another home.",
+        request=TrustKeyInput, run="app.adapters.signing:trust_key", text=keys_text, scope=ADMIN,
+        example="trainyard adapters trust-key lab-two.pem --name lab-two",
+        local="It decides which adapters this machine loads.",
+    ),
+    "adapters revoke-key": Operation(
+        "Refuse what a key has signed from now on; for this home's own, the next signature is by a new one.",
+        request=RevokeKeyInput, run="app.adapters.signing:revoke_key", text=keys_text, scope=ADMIN,
+        local="It decides which adapters this machine loads.",
     ),
 }  # fmt: skip
 """Name -> row, in the order of the help."""

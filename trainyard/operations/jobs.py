@@ -250,7 +250,8 @@ def log_text(result: JobLog) -> str:
 
 
 SOMETIMES = (
-    "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "reward", "reward_accuracy", "reward_margin", "kl",
+    "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward", "reward", "reward_accuracy",
+    "reward_margin", "kl",
     "clipped", "policy_loss", "value_loss", "thought_gain",
 )  # fmt: skip
 """Columns of the metrics that are shown where a trainer measured them."""

@@ -74,6 +74,7 @@ def up_text(result: UpOutput) -> str:
         ("worker", f"pid {result.worker_pid}"),
         ("watchdog", f"pid {result.watchdog_pid}"),
         ("model server", result.embedded_url or "-"),
+        *([("data worker", result.data_url)] if result.data_url else []),
         ("home", result.home),
     ]
     return format_table(rows, ("up", ""))

@@ -34,7 +34,8 @@ MODULES: dict[str, str] = {
     "backends": "backends", "scripts": "backends", "jobs": "jobs", "sessions": "sessions", "gpus": "gpus",
     "models": "data", "data": "data", "artifacts": "artifacts", "evaluations": "artifacts", "graph": "graph",
     "nightly": "nights", "corpus": "nights", "renderers": "data", "starter": "stack", "tokens": "access",
-    "audit": "access", "ledger": "ledger", "diloco": "diloco",
+    "audit": "access", "ledger": "ledger", "reproduce": "ledger", "report": "ledger", "lineage": "ledger",
+    "limits": "limits", "diloco": "diloco",
 }  # fmt: skip
 """First word of operations -> the module of this folder with their rows, in the order of the manual."""
 

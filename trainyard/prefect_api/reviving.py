@@ -19,6 +19,8 @@ from typing import Literal
 from trainyard.app import services as stack
 from trainyard.app.stack.api_service import NAME as API
 from trainyard.app.stack.api_service import start_api
+from trainyard.app.stack.data_service import NAME as DATA
+from trainyard.app.stack.data_service import start_data
 from trainyard.app.stack.stack import begin_work, start_embedded
 from trainyard.compute.services import EMBEDDED, find_service, is_healthy, record_path
 from trainyard.errors import TrainyardError
@@ -46,7 +48,7 @@ STEADY_S = 600.0
 
 def list_dead_services(settings: Settings) -> list[str]:
     """Return the services of this home that were started, not stopped, and whose process is gone."""
-    records = [record_path(settings, name) for name in ("server", "worker", API, EMBEDDED)]
+    records = [record_path(settings, name) for name in ("server", "worker", API, DATA, EMBEDDED)]
     records += local.list_expected(settings)
     return [path.stem for path in records if path.is_file() and find_service(path) is None]
 
@@ -62,6 +64,8 @@ def revive(settings: Settings, say: Callable[[str], None]) -> list[str]:
             begin_work(settings, url, say)
         if API in dead and url is not None:
             start_api(settings, url, say)
+        if DATA in dead and url is not None:
+            start_data(settings, url, say)
         if EMBEDDED in dead:
             start_embedded(settings, say)
         for line in local.restore_servers(settings) if dead else ():

@@ -10,6 +10,7 @@ runs have left in the home's temporary folder.
 
 from __future__ import annotations
 
+import threading
 import time
 
 import httpx
@@ -17,6 +18,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Running
 
+from trainyard.app.artifacts.anchors import anchor_due
 from trainyard.app.gpus import release_due
 from trainyard.app.run_records import read_result
 from trainyard.app.services import worker_name
@@ -97,13 +99,30 @@ class Watchdog:
         return messages + [f"the run {run.id} ({run.name}) was marked as crashed and had finished" for run in finished]
 
 
+class AnchorWatch:
+    """Anchors the ledger on a thread of its own: an anchor that does not answer delays no look."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.thread: threading.Thread | None = None
+
+    def look(self) -> None:
+        if self.settings.ledger_anchor_every and (self.thread is None or not self.thread.is_alive()):
+            self.thread = threading.Thread(target=anchor_due, args=(self.settings, self.say), daemon=True)
+            self.thread.start()
+
+    def say(self, sentence: str) -> None:
+        print(log_line(self.settings, LOGGER, sentence), flush=True)
+
+
 def main() -> None:
     """Look until this process is ended."""
     settings = load_settings()
-    watchdog = Watchdog(settings)
+    watchdog, anchoring = Watchdog(settings), AnchorWatch(settings)
     while True:
         sentences = watchdog.look()
         release_due(settings, sentences.append)
+        anchoring.look()
         for sentence in sentences:
             print(log_line(settings, LOGGER, sentence), flush=True)
         time.sleep(LOOK_EVERY_S)

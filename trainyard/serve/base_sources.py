@@ -21,6 +21,7 @@ import psutil
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound
 from trainyard.loading import load_object
 from trainyard.serve.prompt_fields import check_folder
+from trainyard.serve.signatures import verify_version
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.memory import answering_bytes
@@ -210,10 +211,11 @@ def find_adapter(name: str, settings: Settings) -> NamedAdapter:
     """Return the version that a name means, each byte verified.
 
     Raises `NotFound` (`E-ADAPTER-NOT-FOUND`) for an unknown version or a role without a live one, `InvalidInput`
-    (`E-NAME`; `E-ADAPTER-INVALID` for a whole model, which has no base) and `Corrupt` (`E-CORRUPT`).
+    (`E-NAME`; `E-ADAPTER-INVALID` for a whole model, which has no base) and `Corrupt` (`E-CORRUPT`);
+    as `check_signature` for its signature.
     """
     registry, version_name = AdapterRegistry(settings.adapters), full_name(name, settings)
-    version = registry.verify(registry.show(version_name))
+    version = verify_version(registry.show(version_name), registry, settings)
     if version.kind != "adapter":
         raise InvalidInput(
             f"{version.name} is a whole model, not an adapter.",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput
-from trainyard.json_types import JsonMapping
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.conversion.architectures import ARCHITECTURES, require_plain
 from trainyard.serve.targets.ollama import go_template
 from trainyard.serve.trial import find_base_folder, read_object
@@ -26,6 +26,7 @@ from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.training import STARTER
 from trainyard.stores.adapters import CARD_FILE, RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion
 from trainyard.stores.files import DISK
+from trainyard.stores.ledger.proofs import PROOF_FILE, find_training
 from trainyard.stores.models import chat_template, template_dirs
 from trainyard.stores.whole import write_whole
 
@@ -74,11 +75,20 @@ class CardFacts:
         return has_architecture and is_plain(self.config)
 
 
-def write_card(version: AdapterVersion, folder: Path, repository: str = "", base: str = "", origin: str = "") -> str:
+def write_card(
+    version: AdapterVersion,
+    folder: Path,
+    repository: str = "",
+    base: str = "",
+    origin: str = "",
+    *,
+    home: Path | None = None,
+) -> str:
     """Return the card of a version whose files are in `folder`.
 
     `repository` is where its code loads it from: the Hub's name of where it is published, or a folder. `base` is the
-    folder of its base where that is known, `origin` introduces an adapter outside the registry.
+    folder of its base where that is known, `origin` introduces an adapter outside the registry. `home` has the ledger
+    in which its training is.
     """
     training, config = read_object(folder / "training.json"), read_object(folder / "adapter_config.json")
     base_config = Path(str(training.get("base_path") or "")) / "config.json"
@@ -107,6 +117,7 @@ def write_card(version: AdapterVersion, folder: Path, repository: str = "", base
         limits_text(facts),
         "## Provenance",
         origin_text(facts),
+        *(["## Ledger", ledger_text(version, home)] if home is not None else []),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -127,7 +138,24 @@ def header(facts: CardFacts) -> str:
     tags = ["trainyard", *([str(facts.config["peft_type"]).lower()] if facts.config.get("peft_type") else [])]
     tags += [str(facts.training[key]) for key in ("stage",) if facts.training.get(key)]
     lines |= {"pipeline_tag": "text-generation", "tags": list(dict.fromkeys(tags))}
+    if results := list_results(facts):
+        lines |= {"model-index": [{"name": facts.version.alias, "results": results}]}
     return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in lines.items()), "---"])
+
+
+def list_results(facts: CardFacts) -> list[JsonObject]:
+    """Return the benchmarks in the form of a model index, each with the interval of its improvement."""
+    report = check_facts(facts.version.facts, facts.version.name).report or VersionReport()
+    results: list[JsonObject] = []
+    for label, line in report.benchmarks.items():
+        name, _, part = label.partition("/")
+        args: JsonObject = {"baseline": line.baseline, "improvement": line.improvement.mean, "rows": line.rows}
+        if line.improvement.low is not None:
+            args |= {"low": line.improvement.low, "high": line.improvement.high, "confidence": report.confidence}
+        metric = {"type": name, "name": name.replace("_", " "), "value": line.candidate, "args": args}
+        held_out = {"type": "held-out", "name": (part or "held out rows").replace("_", " ")}
+        results.append({"task": {"type": "text-generation"}, "dataset": held_out, "metrics": [metric]})
+    return results
 
 
 def introduction(facts: CardFacts) -> str:
@@ -324,10 +352,30 @@ def origin_text(facts: CardFacts) -> str:
     return format_table(("what", "SHA-256"), rows)
 
 
+def ledger_text(version: AdapterVersion, home: Path) -> str:
+    """Return the entry of the training in the ledger of a home, and how it is checked.
+
+    Nothing in it changes when the log grows, so that the same version has the same card.
+    """
+    proven = find_training(home, version.sha256)
+    if proven is None:
+        return "The ledger of the home that registered it has no training that made these files."
+    entry = proven.entry
+    rows = [
+        ("entry", str(proven.seq)), ("key of the entry", f"`{entry['key']}`"), ("leaf (SHA-256)", f"`{proven.leaf}`"),
+        ("log and its key", f"`{proven.vkey}`"), ("weights (SHA-256)", f"`{entry.get('weights_sha256', '')}`"),
+        ("recipe (SHA-256)", f"`{entry.get('recipe_sha256', '')}`"),
+    ]  # fmt: skip
+    check = f"`{PROOF_FILE}`, which is published with this card, proves that the entry is in the log (C2SP). "
+    again = f"`trainyard reproduce {proven.seq}` trains it again and compares the digests."
+    limit = "The log is tamper-evident: who has its key and its disk can write another one."
+    return "\n\n".join((format_table(("what", "value"), rows), f"{check}{again} {limit}"))
+
+
 def format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    return "" if value is None else " ".join(str(value).replace("|", "\\|").split())
+    return "" if value is None else " ".join(str(value).replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -343,6 +391,6 @@ def keep_card(version: AdapterVersion, registry: AdapterRegistry, settings: Sett
     if CARD_FILE not in version.files:
         folder = registry.path(version)
         base, _ = find_base_folder(folder, settings)
-        card = write_card(version, folder, repository=str(folder), base=str(base or ""))
+        card = write_card(version, folder, repository=str(folder), base=str(base or ""), home=settings.home)
         write_whole(DISK, folder / CARD_FILE, card.encode())
     return version

@@ -29,6 +29,7 @@ from trainyard.errors import NotDeployed, Reason, Refused, TrainyardError, Unava
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.card import keep_card
 from trainyard.serve.embedded import find_running
+from trainyard.serve.signatures import check_signature, sign_version
 from trainyard.serve.targets import merged
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Canary, TargetDeployment
@@ -40,7 +41,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.spec.roles import DEFAULT_ROLE
-from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion
+from trainyard.stores.adapters import RUN, RUN_BECAUSE, SIGNED, AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import Produced, Reference, open_reference
 from trainyard.stores.ledger.log import run_key
 from trainyard.stores.ledger.recording import PROMOTED, PUBLISHED, record_step
@@ -332,6 +333,7 @@ def register(
         "gate": dict(request.verdict),
         "report": dict(request.report),
         "data": list(request.adapter.facts.get("sources") or ()),
+        "rows": dict(request.adapter.facts.get("rows") or {}),
         "deployment": request.config.model_dump(mode="json", include=set(DEPLOYMENT_FIELDS), exclude_defaults=True),
     }
     version = registry.register(
@@ -339,6 +341,7 @@ def register(
     )
     # A version of the same key may be there already.
     version = version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
+    version = sign_version(version, registry, settings)
     if problem := record_version(version, settings, PUBLISHED, "registered"):
         logger.warning("%s", problem)
     version = keep_card(version, registry, settings)
@@ -358,13 +361,16 @@ def record_version(version: AdapterVersion, settings: Settings, kind: str, actio
         outputs={version.kind: {"sha256": version.sha256}},
         base_sha256=version.facts.get("base_sha256") or None,
         evaluated=version.facts.get("evaluated"),
+        signed_by=version.facts.get(SIGNED),
     )
 
 
 def roll_out(
     version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry
 ) -> dict[str, object]:
-    """Load, ask and switch everywhere, or undo everything."""
+    """Load, ask and switch everywhere, or undo everything. The signature is verified before anything is loaded."""
+    settings = sites[-1].settings
+    unsigned = check_signature(version, registry, settings) if settings is not None else ""
     for site in sites:
         site.version = registry.verify(version)
     folders: list[Path] = []
@@ -384,7 +390,8 @@ def roll_out(
     # The previous version no longer answers for anybody: one that is not dropped only costs memory.
     left = apply_to_sites("retire", sites)
     warnings = [f"The previous version is still loaded in {server}" for server in left]
-    if (settings := sites[-1].settings) is not None:
+    warnings += [unsigned] if unsigned else []
+    if settings is not None:
         times = len(registry.live(version.tenant, version.role).history)
         problem = record_version(version, settings, PROMOTED, sites[-1].action, times)
         warnings += [problem] if problem else []

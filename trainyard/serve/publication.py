@@ -22,6 +22,7 @@ from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput, Reason, Refused, TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.card import keep_card
+from trainyard.serve.signatures import check_pulled
 from trainyard.serve.trial import TrialRun, read_object, try_adapter_folder
 from trainyard.serve.version_facts import base_facts, check_facts, public_base
 from trainyard.settings import Settings
@@ -38,9 +39,10 @@ from trainyard.stores.adapters import (
 from trainyard.stores.files import DISK
 from trainyard.stores.models import check_adapter_folder, check_model_folder, resolve_model
 from trainyard.stores.objects.store import check_name
+from trainyard.stores.signing.bundles import read_key_id
 from trainyard.stores.whole import MANIFEST, describe_files
 
-TRAVELLING_FACTS = ("base_model", "base_sha256", "chat_template_sha256", "evaluated", "gate", "data", "report")
+TRAVELLING_FACTS = ("base_model", "base_sha256", "chat_template_sha256", "evaluated", "gate", "data", "rows", "report")
 """Facts of a version that are true on any machine."""
 OF_THIS_MACHINE = ("base_path", "log_head")
 """Keys of `training.json` that are not published on the Hub."""
@@ -161,6 +163,8 @@ class Destination:
     """Raises for a base that is another one here. A night leaves that to its deployment."""
     keep_card: Callable[[AdapterVersion], AdapterVersion] = lambda version: version
     """Writes the card of a registered version into its folder."""
+    check_signature: Callable[[Path, bytes | None, str], str] = lambda _folder, _bundle, _source: ""
+    """Verifies what was fetched from a source, and returns what is to be said of it. A night leaves that, too."""
     try_run: Callable[[Path], TrialRun] = lambda _: TrialRun("it is run when it is deployed")
     """Runs the adapter of a folder once on its base, before it is registered. A night leaves that, too."""
 
@@ -172,11 +176,13 @@ def register_pulled(
     source: str,
     origin: JsonMapping,
     to: Destination,
+    signature: bytes | None = None,
 ) -> AdapterVersion:
     """Fetch the files of a publication, verify them and register them; twice gives the same version.
 
-    `fetch(name, target)` brings one file. Raises `Corrupt` (`E-CORRUPT`) for files that are not what the manifest says,
-    and what `to.require_base` and `register` raise.
+    `fetch(name, target)` brings one file; the publisher's `signature` stays with the version. Raises `Corrupt`
+    (`E-CORRUPT`) for files that are not what the manifest says, and what `to.check_signature`, `to.require_base` and
+    `register` raise.
     """
     tenant, role, _ = parse_name(to.alias or publication.alias)
     to.work.mkdir(parents=True, exist_ok=True)
@@ -186,6 +192,7 @@ def register_pulled(
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             fetch(name, folder / name)
         require_same(publication, folder, source)
+        notice = to.check_signature(folder, signature, source)
         base = base_facts(folder)
         to.require_base(base)
         run: dict[str, object] = {}
@@ -196,12 +203,15 @@ def register_pulled(
             check_model_folder(folder)
         facts = {name: publication.facts[name] for name in TRAVELLING_FACTS if name in publication.facts}
         facts = {"evaluated": False, "gate": {}, **facts, **base, **run}
+        facts |= {"signature_notice": notice} if notice else {}
         facts["origin"] = {"source": source, "name": publication.name, "sha256": publication.sha256, **origin}
         pulled = f"pulled:{source}:{publication.sha256}"
         run_key = pulled if to.number is None else publication.run_key
         version = to.registry.register(
             tenant, role, folder, kind=publication.kind, facts=facts, run_key=run_key, number=to.number
         )
+    if signature is not None:
+        version = to.registry.keep_signature(version, signature, read_key_id(signature, source))
     return to.keep_card(version)
 
 
@@ -224,6 +234,7 @@ def new_version(settings: Settings, alias: str | None = None) -> Destination:
     return Destination(
         registry, settings.home, alias, require_base=check,
         keep_card=partial(keep_card, registry=registry, settings=settings),
+        check_signature=partial(check_pulled, settings=settings),
         try_run=partial(try_adapter_folder, settings=settings),
     )  # fmt: skip
 

@@ -60,6 +60,7 @@ class VersionFacts(BaseModel):
     evaluated: bool = False
     gate: JsonObject = {}
     data: list[JsonObject] = []
+    rows: JsonObject = {}
     report: VersionReport | None = None
 
 

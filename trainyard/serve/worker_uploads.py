@@ -10,7 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trainyard.errors import NotFound
+from trainyard.serve.data_card import write_cards
 from trainyard.serve.publication import stage
+from trainyard.serve.signatures import sign_published
 from trainyard.settings import Settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.repositories.client import open_data_workers
@@ -34,6 +36,9 @@ def upload_version(version: AdapterVersion, registry: AdapterRegistry, settings:
             folder = Path(work) / "version"
             folder.mkdir()
             stage(version, registry, folder)
+            for name, text in write_cards(version, registry.path(version), settings.home, repository).items():
+                (folder / name).write_text(text, encoding="utf-8")
+            sign_published(folder, settings)
             files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
             commit = workers.upload_folder(KIND, repository, files, f"Publish {version.name}")
         workers.tag(KIND, repository, tag, commit)

@@ -24,7 +24,7 @@ from trainyard.spec.nodes import (
     is_empty,
     is_unset,
 )
-from trainyard.spec.training import TrainerConfig, TrainingSettings, resolve_trainer
+from trainyard.spec.training import TrainerConfig, TrainingSettings, name_default_metric, resolve_trainer
 
 
 class DatasetSpec(Strict):
@@ -59,7 +59,7 @@ class JobSpec(TrainingSettings):
     @model_validator(mode="before")
     @classmethod
     def in_our_words(cls, value: Any) -> object:
-        return job_words(value)
+        return name_default_metric(job_words(value))
 
 
 def chain_of_job(job: JobSpec) -> ChainSpec:

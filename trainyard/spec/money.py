@@ -26,6 +26,15 @@ Dollars = Annotated[
     PlainSerializer(lambda value: format(value, "f"), return_type=str, when_used="json"),
 ]
 """An amount of US dollars."""
+MaxSpend = Annotated[
+    Dollars | None,
+    Field(
+        title="Spending limit",
+        description="USD that the run may spend; empty: as the settings say.",
+        exclude_if=lambda value: value is None,
+    ),
+]
+"""Field of a template's form."""
 
 
 class Frozen(BaseModel):

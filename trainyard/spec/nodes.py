@@ -128,6 +128,10 @@ class SetFields(Strict):
     include: tuple[str, ...] = Field((), description="Globs of files; empty takes every known type.")
     exclude: tuple[str, ...] = Field((), description="Globs of files that are left out.")
     max_rows: int | None = Field(None, ge=1, le=10**12, description="Good rows to read; empty: all.")
+    license: str | None = Field(
+        None, min_length=1, max_length=100, exclude_if=is_unset,
+        description="Licence of the data, such as cc-by-4.0; the ledger, reports and cards name it.",
+    )  # fmt: skip
 
 
 class SourceSet(SetFields):
@@ -218,6 +222,7 @@ class DataSourceConfig(SetFields):
             "max_rows": None,
             "converter": None,
             "columns": {},
+            "license": None,
         }
         if self.mix and (unread := [name for name, value in usual.items() if getattr(self, name) != value]):
             raise ValueError(f"{unread[0]} has no effect next to mix; write it in the sets that it is meant for")

@@ -19,6 +19,7 @@ from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage, StageSettings
 from trainyard.spec.chain import ChainSpec
+from trainyard.spec.money import MaxSpend
 from trainyard.spec.nodes import (
     Columns,
     DataSourceConfig,
@@ -264,6 +265,7 @@ class QaPipeline(Form):
     base_model: BaseModelName = None
     training: TrainingForm = TrainingForm()
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: Steps = Field(Steps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
@@ -302,6 +304,7 @@ class AlignmentPipeline(Form):
     training: TrainingForm = Field(TrainingForm(), description="How the adapter is trained on the examples.")
     alignment: AlignmentForm = Field(AlignmentForm(), description="How it then learns the preferences.")
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: Steps = Field(Steps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
@@ -328,6 +331,7 @@ class Rlhf(Form):
     reward: RewardForm = Field(RewardForm(), description="How the reward model learns the preferences.")
     ppo: PpoForm = Field(PpoForm(), description="How the adapter then learns from the reward model.")
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: PolicySteps = Field(PolicySteps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
@@ -373,6 +377,7 @@ class Grpo(Form):
     training: TrainingForm = Field(TrainingForm(), description="How the adapter first imitates the answers.")
     grpo: GrpoForm = Field(GrpoForm(), description="How it then learns from the verifier.")
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: PolicySteps = Field(PolicySteps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
@@ -403,6 +408,7 @@ class RagTuning(Form):
     base_model: BaseModelName = None
     training: TrainingForm = TrainingForm()
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: EvaluateSteps = EvaluateSteps()
 
     def build(self) -> ChainSpec:
@@ -426,6 +432,7 @@ class CodeTuning(Form):
     base_model: BaseModelName = None
     training: TrainingForm = TrainingForm()
     publish: Publish = PublishForm()
+    max_spend: MaxSpend = None
     steps: DeploySteps = DeploySteps()
 
     def build(self) -> ChainSpec:
@@ -520,7 +527,7 @@ def finished(name: str, form: TemplateForm, *configs: Strict) -> ChainSpec:
             few_rows=publish.few_rows,
         )
         chain_nodes.append(make_node(config, needs=(last,) if together else None))
-    return ChainSpec(name=name, tenant=publish.tenant, nodes=tuple(chain_nodes))
+    return ChainSpec(name=name, tenant=publish.tenant, nodes=tuple(chain_nodes), max_spend=form.max_spend)
 
 
 def own_role(form: TemplateForm) -> str:

@@ -218,6 +218,17 @@ def bare_metric(value: Any) -> object:
     return value.removeprefix("eval_") if isinstance(value, str) else value
 
 
+def name_default_metric(settings: object) -> object:
+    """Return a trainer's settings whose evaluation compares by the rewards of a stage that has no other metric."""
+    if not isinstance(settings, Mapping) or not isinstance(evaluation := settings.get("eval"), Mapping):
+        return settings
+    stage = settings.get("stage")
+    word = stage.get("type") if isinstance(stage, Mapping) else getattr(stage, "type", stage)
+    if word not in [str(other) for other in Stage if EvalMetric.LOSS not in other.facts.eval_metrics]:
+        return settings
+    return {**settings, "eval": {"metric": EvalMetric.REWARD, **evaluation}}
+
+
 def no_effect_error(setting: str, instead: str) -> PydanticCustomError:
     """Return the error of settings that exclude each other or that nothing reads."""
     return PydanticCustomError("eval_settings", "{what}", {"what": setting, "instead": instead})
@@ -244,7 +255,8 @@ class EvalSettings(Strict):
     )
     max_rows: int = Field(200, ge=1, le=100_000, description="Rows that are evaluated at most.")
     metric: Annotated[EvalMetric, BeforeValidator(bare_metric)] = Field(
-        EvalMetric.LOSS, description="What decides which checkpoint is the best."
+        EvalMetric.LOSS,
+        description="What decides which checkpoint is the best; default: loss, of grpo and ppo reward.",
     )
     patience: int | None = Field(
         None, ge=1, le=100_000, description="Evaluations in a row without improvement after which the training ends."
@@ -386,7 +398,7 @@ class TrainingSettings(Strict):
     @model_validator(mode="before")
     @classmethod
     def in_our_words(cls, value: Any) -> object:
-        return trainer_words(value)
+        return name_default_metric(trainer_words(value))
 
     @field_validator("device", mode="before")
     @classmethod

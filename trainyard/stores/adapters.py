@@ -3,6 +3,7 @@
     adapters/<tenant>/<role>/
         v1/                 the adapter's files, and manifest.json with their SHA-256, written last
         v2/                 no manifest yet: a registration that died; its number stays taken, it is never listed
+        v1.sig              signature over the files of v1 (stores/signing/bundles.py)
         v3/                 a manifest that says when it was deleted, and no other file: never listed either
         live.json           {version, history: [{version, action, at}, …]}, replaced atomically
 
@@ -36,6 +37,8 @@ from trainyard.stores.whole import MANIFEST, describe, list_files, remove_folder
 
 LIVE_FILE = "live.json"
 LOCK_FILE = ".lock"
+SIGNED = "signed_by"
+"""Fact of a version: the id of the key whose signature it was registered with."""
 CARD_FILE = "README.md"
 """The card of a version, next to its manifest; not one of the files that the manifest describes."""
 RUN, RUN_BECAUSE = "adapter_run", "adapter_run_because"
@@ -211,13 +214,33 @@ class AdapterRegistry:
 
     def record_run(self, version: AdapterVersion, run: Mapping[str, object]) -> AdapterVersion:
         """Keep in a version's facts whether it was run (`RUN`, `RUN_BECAUSE`); returns the version with them."""
+        return self.record_facts(version, run, without=(RUN, RUN_BECAUSE))
+
+    def record_facts(
+        self, version: AdapterVersion, added: Mapping[str, object], without: Sequence[str] = ()
+    ) -> AdapterVersion:
+        """Keep more facts of a version, and those named `without` no longer; returns the version with them."""
         with self.files.locked(self._folder(version.tenant, version.role) / LOCK_FILE):
             version = self.find(version.name)
-            facts = {**{key: value for key, value in version.facts.items() if key not in (RUN, RUN_BECAUSE)}, **run}
+            facts = {**{key: value for key, value in version.facts.items() if key not in without}, **added}
             if facts != version.facts and not version.deleted:
                 version = version.model_copy(update={"facts": facts})
                 write_whole(self.files, self.path(version) / MANIFEST, to_json(read_version_manifest(version)))
         return version
+
+    def signature_path(self, version: AdapterVersion) -> Path:
+        """Return where the signature of a version is: next to its folder, which has its files alone."""
+        return self._folder(version.tenant, version.role) / f"v{version.version}.sig"
+
+    def read_signature(self, version: AdapterVersion) -> bytes | None:
+        """Return the signature of a version; None without one."""
+        path = self.signature_path(version)
+        return self.files.read(path) if self.files.exists(path) else None
+
+    def keep_signature(self, version: AdapterVersion, bundle: bytes, key_id: str) -> AdapterVersion:
+        """Store the signature of a version, and in its facts whose it is."""
+        write_whole(self.files, self.signature_path(version), bundle)
+        return self.record_facts(version, {SIGNED: key_id})
 
     def delete(self, name: str) -> AdapterVersion:
         """Remove a version's files for good; its manifest stays, with the time. A second call finishes the first.
@@ -244,6 +267,8 @@ class AdapterRegistry:
                     remove_folder(self.files, path)
                 else:
                     self.files.unlink(path)
+            if self.files.exists(self.signature_path(version)):
+                self.files.unlink(self.signature_path(version))
             self.files.fsync_folder(self.path(version))
         return version
 

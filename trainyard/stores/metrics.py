@@ -37,6 +37,8 @@ class TrainingMetrics(Frozen):
     eval_loss: float | None = None
     duration_s: float = 0.0
     """Time in which it worked; pauses do not count."""
+    energy_j: float | None = None
+    """Joules of its GPUs in all starts; None before its end, and where the driver measures none."""
 
 
 class StageMeasures(Frozen):
@@ -67,6 +69,8 @@ class Point(StageMeasures):
     eval_loss: float | None = None
     eval_reward_accuracy: float | None = None
     eval_reward_margin: float | None = None
+    eval_reward: float | None = None
+    """Mean of one completion of each held-out prompt (grpo, ppo)."""
     reward: float | None = None
     """Mean of the completions that were drawn (grpo)."""
     grad_norm: float | None = None

@@ -35,6 +35,8 @@ class StoredKind:
 
 KINDS: Mapping[str, StoredKind] = {
     "adapter": StoredKind(("adapters/*/*/v*/manifest.json",)),
+    "anchor": StoredKind(("ledger/anchors/*.json",)),
+    "anchors": StoredKind(("access/anchors.json",)),
     "artifact": StoredKind(("artifacts/*/*/manifest.json",)),
     "chain": StoredKind(("chains/*/chain-*/*.json",)),
     "choices": StoredKind(("choices/*.json",)),
@@ -52,11 +54,13 @@ KINDS: Mapping[str, StoredKind] = {
     "object": StoredKind(()),
     "openai": StoredKind(("tenants/*/openai/*/*.json",)),
     "pin": StoredKind(("pins/*.json",)),
+    "recipe": StoredKind(("recipes/*.json",)),
     "rental": StoredKind(("rentals/*.json",)),
     "repository": StoredKind(("repositories/tenants/*/*/*/refs.json",)),
     "run": StoredKind(("runs/*/result.json",)),
     "service": StoredKind(("services/*.json", "services/started/*.json")),
     "session": StoredKind(("sessions/*/session.json", "sessions/*/status.json")),
+    "signing-keys": StoredKind(("access/signing-keys.json",)),
     "spending": StoredKind(("spending/*/*/*.json",)),
     "sweep": StoredKind(("sweeps/*/sweep.json",)),
     "timings": StoredKind(("timings/*.json",)),

@@ -41,6 +41,8 @@ from trainyard.stores.whole import new_file
 
 SECRET_BYTES = 32
 """256 bits."""
+FOR_OTHERS = 0o077
+"""Bits of a mode that let others read, write or run."""
 Records = dict[str, dict[str, Any]]
 """Digest of the secret -> the record."""
 
@@ -53,6 +55,30 @@ def new_secret(prefix: str) -> str:
 def hash_secret(secret: str) -> str:
     """SHA-256 (hex) of a secret, under which its record is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_secret(reference: str, purpose: str) -> str:
+    """Return the secret at `env:VARIABLE` or in a file. Raises `InvalidInput` (`E-PARAMETER`) with its purpose."""
+    name = reference.removeprefix("env:")
+    if name == reference:
+        return read_secret_file(Path(reference), purpose)
+    if not (secret := os.environ.get(name, "").strip()):
+        raise InvalidInput(f"{purpose} is not set: there is no variable {name}.", code="E-PARAMETER")
+    return secret
+
+
+def read_secret_file(path: Path, purpose: str) -> str:
+    """Return a secret. Raises `InvalidInput` (`E-PARAMETER`) for a file that is not there, or that others may read."""
+    try:
+        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise InvalidInput(
+            f"{purpose} cannot be read: {error}.", do="Correct its path in trainyard.toml.", code="E-PARAMETER"
+        ) from error
+    if mode & FOR_OTHERS:
+        name = purpose[0].lower() + purpose[1:]
+        raise InvalidInput(f"Others may read {name}, {path}.", do=f"Run `chmod 600 {path}`.", code="E-PARAMETER")
+    return text
 
 
 def find_record(records: Mapping[str, JsonObject], secret: str) -> JsonObject | None:

@@ -28,6 +28,8 @@ class SimulatedGpu:
     """Of the driver: neither used nor free."""
     processes: dict[int, int | None] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
+    millijoules: int = 5_000_000
+    """Counted since its driver was loaded."""
 
 
 @dataclass
@@ -61,6 +63,8 @@ class SimulatedNvml:
         return 12_020
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> SimulatedGpu:
+        if index >= len(self.devices):
+            raise pynvml.NVMLError_InvalidArgument()
         return self.devices[index]
 
     def nvmlDeviceGetName(self, handle: SimulatedGpu) -> str:
@@ -82,6 +86,9 @@ class SimulatedNvml:
 
     def nvmlDeviceGetPowerUsage(self, handle: SimulatedGpu) -> int:
         return int(answer(handle, "power", lambda: 245_040))
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: SimulatedGpu) -> int:
+        return int(answer(handle, "energy", lambda: handle.millijoules))
 
     def nvmlDeviceGetClockInfo(self, handle: SimulatedGpu, kind: int) -> int:
         clocks = {pynvml.NVML_CLOCK_GRAPHICS: 1_410, pynvml.NVML_CLOCK_MEM: 1_512}

@@ -97,8 +97,12 @@ class LoopbackHandler(BaseHTTPRequestHandler):
         """Say nothing: a test's output is its own."""
 
 
+Answer = tuple[int, object] | tuple[int, object, Mapping[str, str]]
+"""Status, body and perhaps headers."""
+
+
 @contextmanager
-def answering(answer: Callable[[LoopbackHandler, bytes], tuple[int, object]], port: int = 0) -> Iterator[str]:
+def answering(answer: Callable[[LoopbackHandler, bytes], Answer], port: int = 0) -> Iterator[str]:
     """Serve what `answer` makes of each request and its body, on a port, a free one for 0; the value is the URL."""
 
     class AnsweringHandler(LoopbackHandler):

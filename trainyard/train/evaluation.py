@@ -17,6 +17,7 @@ from trainyard.train.checkpoint.state import random_state, restore_random_state
 from trainyard.train.contracts import IGNORED, Encoded, Sampling, StepRecord
 from trainyard.train.loop import Save
 from trainyard.train.progress import SavedProgress
+from trainyard.train.rl.feed import HeldOutPrompts
 from trainyard.train.rows.batching import Feed
 from trainyard.train.session.verbs import StepSession
 
@@ -34,7 +35,10 @@ class Prompt:
 
 def build_prompt(example: Encoded, tokenizer: Any) -> Prompt:
     """Return what comes before the last answer of an example; of running text, its first half."""
-    ids = example["prompt_ids"] if "prompt_ids" in example else cut_before_answer(example)
+    if "labels" not in example:  # a prompt whose completions are drawn
+        ids = example["input_ids"]
+    else:
+        ids = example["prompt_ids"] if "prompt_ids" in example else cut_before_answer(example)
     return Prompt(list(ids), str(tokenizer.decode(ids, skip_special_tokens=True)))
 
 
@@ -79,6 +83,8 @@ class HeldOut:
 
 def measure(session: StepSession, feed: Feed, at: Callable[[], None]) -> dict[str, float]:
     """Return the means over all held-out rows. `at` is called between two batches."""
+    if isinstance(feed, HeldOutPrompts):
+        return feed.measure(session, at)
     sums, units = Counter[str](), 0
     for rows in feed.plan.cut_rows(sorted(range(len(feed.examples)), key=lambda row: (-feed.plan.widths[row], row))):
         evaluated = session.evaluate(feed.batch(rows))

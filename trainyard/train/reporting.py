@@ -27,6 +27,7 @@ from trainyard.train.trackers import TrackedRun, TrackerFeed, open_tracker
 SHOWN = {
     "loss": "loss {:.4f}",
     "eval_loss": "eval loss {:.4f}",
+    "eval_reward": "eval reward {:.3f}",
     "learning_rate": "lr {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
 }

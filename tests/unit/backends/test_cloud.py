@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from benchmarks.providers import DOUBLES
 from tests.conftest import REPOSITORY
 from trainyard import CloudFineTuneConfig, FineTuneProviderFactory, TrainingHyperparams, TrainingManager
 from trainyard.backends.manager import Options
-from trainyard.errors import InvalidInput, Refused
+from trainyard.errors import Conflict, InvalidInput, Refused
 from trainyard.loading import load_object
 from trainyard.settings import settings
 from trainyard.spec.axes.providers import RETIRED
@@ -78,6 +79,13 @@ def finish(manager: TrainingManager, job: str) -> tuple[JobState, str]:
     return status.state, status.reason
 
 
+def wait_for_job(server: ProviderDouble) -> None:
+    deadline = time.monotonic() + 60
+    while not server.jobs:
+        assert time.monotonic() < deadline, "no job was submitted"
+        time.sleep(0.02)
+
+
 def test_a_job_at_openai_is_a_job_of_the_manager(provider: Open, rows: Path, tmp_path: Path) -> None:
     server = provider("openai", Faults(creates=[CreateFault.STORED_THEN_LOST], events=15))
     rows.with_name("eval.jsonl").write_text(json.dumps({"messages": TURNS}) + "\n")
@@ -101,11 +109,34 @@ def test_a_cancelled_job_is_cancelled_at_its_provider(provider: Open) -> None:
     server.walk = ("running",) * 1000 + ("completed",)
     manager = TrainingManager(options=Options(poll_s=0.05))
     manager.submit_cloud("together", CloudFineTuneConfig(model=LLAMA, training_file="train.jsonl"), name="long")
-    while not server.jobs:
-        assert manager.status("long").state in (JobState.PENDING, JobState.RUNNING)
+    wait_for_job(server)
     manager.cancel("long")
     assert finish(manager, "long")[0] is JobState.CANCELED
     assert [job.word for job in server.jobs.values()] == ["cancelled"]
+
+
+@pytest.mark.parametrize("stopped", ["pause", "failure"])
+def test_a_job_that_only_its_provider_still_trains_is_cancelled_there(
+    stopped: str, provider: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = provider("openai")
+    server.walk = ("running",) * 1000 + ("succeeded",)
+    manager = TrainingManager(options=Options(poll_s=0.05))
+    if stopped == "failure":
+        monkeypatch.setenv("TRAINYARD_FAULT", "provider.created")
+    manager.submit_cloud("openai", CloudFineTuneConfig(model=GPT, training_file="train.jsonl"), name="left")
+    wait_for_job(server)
+    if stopped == "pause":
+        manager.pause("left")
+    state = JobState.PAUSED if stopped == "pause" else JobState.FAILED
+    assert finish(manager, "left")[0] is state
+    assert [job.word for job in server.jobs.values()] == ["running"]
+    monkeypatch.delenv("TRAINYARD_FAULT", raising=False)
+    manager.cancel("left")
+    assert finish(manager, "left") == (JobState.CANCELED, "cancel")
+    assert [job.word for job in server.jobs.values()] == ["cancelled"]
+    with pytest.raises(Conflict, match="E-JOB-STATE"):
+        manager.cancel("left")
 
 
 def test_a_process_that_is_killed_after_its_submission_finds_its_job(

@@ -94,6 +94,31 @@ def test_grpo_trains_on_the_native_engine(jobs: Jobs, tmp_path: Path) -> None:
     assert ran.record["rows"]["trained"] == 5 * 4
 
 
+@pytest.mark.parametrize("stage", ["grpo", "ppo"])
+def test_rewards_of_held_out_prompts_are_measured_and_move_nothing(stage: str, jobs: Jobs, tmp_path: Path) -> None:
+    """The same rows are trained on with and without prompts to evaluate, stopped or not."""
+    settings, evaluation = {"type": stage, **CHECKED}, {"share": 0.3, "steps": 2, "samples": 1}
+    job = make_job(jobs, settings, eval=evaluation, hyperparameters={**HYPER, "warmup_ratio": 0.0})
+    whole = train_here(job, tmp_path / "whole")
+    found = whole.of("evaluation")
+    assert [event["step"] for event in found] == [2, 4, 5]
+    assert all(event["reward"] == pytest.approx(event["reward_contains"] + event["reward_length"]) for event in found)
+    assert [event["eval_reward"] for event in whole.of("progress") if "eval_reward" in event] == [
+        event["reward"] for event in found
+    ]
+    record = whole.record["evaluation"]
+    assert (record["metric"], record["best"]["reward"]) == ("reward", max(event["reward"] for event in found))
+    assert whole.of("samples")[0]["samples"][0]["prompt"]
+    with pytest.raises(Stopped, match="a checkpoint is saved"):
+        train_here(job, tmp_path / "parts", stop_after=3)
+    parts = train_here(job, tmp_path / "parts")
+    assert (parts.record["losses"], parts.record["evaluation"]) == (whole.record["losses"], record)
+    rarely = make_job(
+        jobs, settings, eval={**evaluation, "steps": 5}, hyperparameters={**HYPER, "warmup_ratio": 0.0}
+    )  # fmt: skip
+    assert train_here(rarely, tmp_path / "rarely").record["losses"] == whole.record["losses"]
+
+
 def test_constant_rewards_and_a_free_distance_are_said(jobs: Jobs, scorer: Path, tmp_path: Path) -> None:
     constant = {**SCORED, "type": "ppo", "kl_coef": 0.0, "rewards": [{"type": "contains", "text": "never said"}]}
     ran = train_here(make_job(jobs, constant, scorer, hyperparameters={**HYPER, "max_steps": 2}), tmp_path / "ppo")

@@ -13,7 +13,9 @@ from trainyard.app.context import Context
 from trainyard.app.jobs.jobs import cancel_job, list_jobs, show_job, show_metrics
 from trainyard.app.jobs.logs import show_logs
 from trainyard.app.live.jobs import open_index
+from trainyard.backends.base import work_folder
 from trainyard.backends.manager import Options, TrainingManager
+from trainyard.compute.energy import keep_energy, read_energy
 from trainyard.errors import Conflict
 from trainyard.operations.jobs import JobInput, JobsInput, LogsInput, MetricsInput, StopInput
 from trainyard.settings import load_settings
@@ -44,8 +46,14 @@ def context(home: Path) -> Context:
 
 def test_a_managers_job_is_listed_shown_and_left_to_its_program(context: Context, jobs: Jobs) -> None:
     manager = TrainingManager(context.settings, Options(poll_s=0.05))
-    run_id = manager.submit_local(jobs(backend="native", hyperparameters={"max_steps": 3}), name="mine")
+    job = jobs(backend="native", hyperparameters={"max_steps": 3})
+    work = work_folder(job, context.settings)
+    work.mkdir(parents=True)
+    keep_energy(work, 1234.5)  # of an earlier start
+    run_id = manager.submit_local(job, name="mine")
     assert manager.wait(run_id, 120).state is JobState.COMPLETED
+    assert manager.metrics(run_id).energy_j == 1234.5
+    assert read_energy(work) == 0
     listed = list_jobs(JobsInput(), context).jobs
     assert [job.name for job in listed] == ["mine", "guide"]
     assert (listed[0].run_id, listed[0].state, listed[0].step) == (run_id, JobState.COMPLETED, 3)

@@ -20,15 +20,16 @@ from safetensors.torch import load_file, save
 
 from tests.unit.backends import session_in_process
 from tests.unit.backends.session_host import ROWS, HostedSession, host_session, make_record
-from trainyard.backends.native.sessions.program import read_key
 from trainyard.backends.sessions.frames import LENGTHS, MAGIC, ask, receive_frame
 from trainyard.backends.sessions.records import SessionState, read_status, write_record
 from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, Refused, TrainyardError
 from trainyard.settings import Settings, load_settings
+from trainyard.stores.secret_files import read_secret_file
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 STEPS = 3
+KEY = "The key of the checkpoints"
 
 
 @pytest.fixture
@@ -355,11 +356,11 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     key.write_text(SECRET)
     key.chmod(0o644)
     with pytest.raises(InvalidInput, match="E-PARAMETER: Others may read the key"):
-        read_key(key)
+        read_secret_file(key, KEY)
     key.chmod(0o600)
-    assert read_key(key) == SECRET
+    assert read_secret_file(key, KEY) == SECRET
     with pytest.raises(InvalidInput, match="E-PARAMETER: The key of the checkpoints cannot be read"):
-        read_key(tmp_path / "none")
+        read_secret_file(tmp_path / "none", KEY)
 
 
 @pytest.mark.slow

@@ -11,11 +11,14 @@ import pytest
 
 from tests.small_jobs import Jobs
 from trainyard.backends.spending import SpendingMeter, find_price, list_limits
+from trainyard.compute.energy import keep_energy, read_energy
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import LimitExceeded
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.money import round_usd
 from trainyard.stores.spending import SpendingEntry, SpendingStore
+from trainyard.testing.gpu_tools import SimulatedGpu, SimulatedNvml
 
 START = datetime(2026, 11, 28, 12, tzinfo=UTC).timestamp()
 
@@ -28,10 +31,46 @@ class Clock:
         return self.now
 
 
-def build_meter(jobs: Jobs, settings: Settings, clock: Clock, **updates: object) -> SpendingMeter:
+def build_meter(
+    jobs: Jobs, settings: Settings, clock: Clock, nvml: SimulatedNvml | None = None, **updates: object
+) -> SpendingMeter:
     job = jobs().model_copy(update={"run": "a-run", "node": "trainer", **updates})
     price = find_price(job.config.backend, settings)
-    return SpendingMeter(job, settings, price, now=clock, clock=clock, read_power=lambda: None)
+    return SpendingMeter(job, settings, price, now=clock, clock=clock, find_nvml=lambda: nvml)
+
+
+@pytest.mark.parametrize("missing", ["", "energy", "power"])
+def test_energy_is_counted_by_the_driver_or_from_its_power_and_paid_for(
+    missing: str, jobs: Jobs, tmp_path: Path
+) -> None:
+    settings = Settings(home=tmp_path, price_per_hour=Decimal(0), price_per_kwh=Decimal("0.36"))
+    gpus = [SimulatedGpu(missing=frozenset({missing})) for _ in range(2)]
+    clock = Clock()
+    meter = build_meter(jobs, settings, clock, SimulatedNvml(gpus), devices=(1,))
+    assert meter.energy_kwh is None
+    for _ in range(10):
+        clock.now += 10
+        gpus[1].millijoules += 2_000_000
+        meter.desired_state()
+    expected = {"": 20_000, "energy": 24_504, "power": 20_000}[missing]
+    assert meter.energy.joules == pytest.approx(expected)
+    assert meter.cost() == round_usd(Decimal("0.36") * expected / 3_600_000)
+
+
+def test_energy_that_no_driver_measures_is_not_known_and_that_of_all_starts_is_added(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    gpu = SimulatedGpu(missing=frozenset({"energy", "power"}))
+    clock = Clock()
+    meter = build_meter(jobs, Settings(home=tmp_path), clock, SimulatedNvml([gpu]), devices=(0,))
+    clock.now += 10
+    meter.desired_state()
+    assert meter.energy.joules is None
+    assert build_meter(jobs, Settings(home=tmp_path), clock, SimulatedNvml([gpu]), devices=(3,)).energy.joules is None
+    assert read_energy(tmp_path) == 0
+    keep_energy(tmp_path, 1.5)
+    keep_energy(tmp_path, 2.0)
+    assert read_energy(tmp_path) == 3.5
 
 
 def write_spent(settings: Settings, usd: str, **fields: str) -> None:

@@ -1,4 +1,4 @@
-"""Data sets of the Hub: the real clients over the Hub's double, the pinned commit, and reading without a network."""
+"""Data sets of the Hub: the real clients at a data worker, the pinned commit, and reading without a network."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from tests.data_worker import DataWorker, make_data_worker, serving_data
 from tests.unit.data.reading import json_lines
 from trainyard.spec.nodes import DataSourceConfig
-from trainyard.testing.hub_server import HubServer
-from trainyard.testing.loopback import serving
 
 PROGRAM = """
 import json, sys, tempfile
@@ -90,17 +90,22 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_splits_configs_and_offline_reading(served: Path, tmp_path: Path) -> None:
-    server = HubServer({}, datasets={"org/chats": served}, gated={"org/closed"})
-    with serving(server):
-        whole, test, hard, unknown, split, closed, config = read(
-            server.url, tmp_path,
-            {"hub": "org/chats"}, {"hub": {"name": "org/chats", "split": "test"}},
-            {"hub": {"name": "org/chats", "config": "hard"}}, {"hub": "org/nothing"},
-            {"hub": {"name": "org/chats", "split": "dev"}}, {"hub": "org/closed"},
-            {"hub": {"name": "org/chats", "config": "odd"}},
-        )  # fmt: skip
-        commit = server.find_commit("org/chats", "main")[0]  # type: ignore[index]
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[DataWorker]:
+    with serving_data(make_data_worker(tmp_path / "worker"), everybody=True) as worker:
+        yield worker
+
+
+def test_splits_configs_and_offline_reading(served: Path, tmp_path: Path, server: DataWorker) -> None:
+    commit = server.fill("datasets", "org/chats", served)
+    server.gated.add("org/closed")
+    whole, test, hard, unknown, split, closed, config = read(
+        server.url, tmp_path,
+        {"hub": "org/chats"}, {"hub": {"name": "org/chats", "split": "test"}},
+        {"hub": {"name": "org/chats", "config": "hard"}}, {"hub": "org/nothing"},
+        {"hub": {"name": "org/chats", "split": "dev"}}, {"hub": "org/closed"},
+        {"hub": {"name": "org/chats", "config": "odd"}},
+    )  # fmt: skip
     assert (whole["port"], len(whole["rows"]), whole["facts"]["files"]) == ("sft", 40, 4)
     assert whole["rows"][0] == "part-0.jsonl:1"
     assert whole["facts"]["revision"] == commit
@@ -116,42 +121,41 @@ def test_splits_configs_and_offline_reading(served: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_commit_is_kept_until_a_run_refreshes(tmp_path: Path) -> None:
+def test_the_commit_is_kept_until_a_run_refreshes(tmp_path: Path, server: DataWorker) -> None:
     served, config = tmp_path / "served", {"hub": "org/one"}
     served.mkdir()
     (served / "train.jsonl").write_text(json_lines(chat("first")))
-    server = HubServer({}, datasets={"org/one": served})
-    with serving(server):
-        (first,) = read(server.url, tmp_path, {**config, "run": "1"})
-        (served / "train.jsonl").write_text(json_lines(chat("second"), chat("third")))
-        cached, fresh, retried, after = read(
-            server.url, tmp_path, {**config, "run": "2"}, {**config, "run": "3", "refresh": True},
-            {**config, "run": "3", "refresh": True}, {**config, "run": "4"},
-        )  # fmt: skip
+    server.fill("datasets", "org/one", served)
+    (first,) = read(server.url, tmp_path, {**config, "run": "1"})
+    (served / "train.jsonl").write_text(json_lines(chat("second"), chat("third")))
+    server.fill("datasets", "org/one", served)
+    server.requests.clear()
+    cached, fresh, retried, after = read(
+        server.url, tmp_path, {**config, "run": "2"}, {**config, "run": "3", "refresh": True},
+        {**config, "run": "3", "refresh": True}, {**config, "run": "4"},
+    )  # fmt: skip
     assert cached == first
     assert len(fresh["rows"]) == 2
     assert fresh["facts"]["revision"] != first["facts"]["revision"]
     assert retried == after == fresh
     looks = [path for _, path in server.requests if path == "/api/datasets/org/one/revision/main"]
-    assert len(looks) == 2
+    assert len(looks) == 1, "of the run that refreshes, once"
 
 
-def test_only_as_many_files_are_fetched_as_max_rows_needs(served: Path, tmp_path: Path) -> None:
-    server = HubServer({}, datasets={"org/chats": served})
-    with serving(server):
-        (answer,) = read(server.url, tmp_path, {"hub": "org/chats", "max_rows": 15})
+def test_only_as_many_files_are_fetched_as_max_rows_needs(served: Path, tmp_path: Path, server: DataWorker) -> None:
+    server.fill("datasets", "org/chats", served)
+    (answer,) = read(server.url, tmp_path, {"hub": "org/chats", "max_rows": 15})
     fetched = {path.rpartition("/")[2] for method, path in server.requests if "/easy/" in path and method == "GET"}
     assert len(answer["rows"]) == 15
     assert fetched == {"part-0.jsonl", "part-1.jsonl"}
 
 
-def test_a_data_set_with_code_is_refused(tmp_path: Path) -> None:
+def test_a_data_set_with_code_is_refused(tmp_path: Path, server: DataWorker) -> None:
     served = tmp_path / "served"
     served.mkdir()
     (served / "code.py").write_text("raise SystemExit('it ran')")
-    server = HubServer({}, datasets={"org/code": served})
-    with serving(server):
-        (refused,) = read(server.url, tmp_path, {"hub": "org/code"})
+    server.fill("datasets", "org/code", served)
+    (refused,) = read(server.url, tmp_path, {"hub": "org/code"})
     assert refused.startswith("E-DATA-UNREADABLE")
     assert "A data set that needs code of its own is never read." in refused
     with pytest.raises(ValueError, match="trust_remote_code"):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.data_worker import DataWorker, make_data_worker, serving_data
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.fetching import FetchJob, read_pin
 from trainyard.data.remote.kinds import find_kind, find_place, pin_sources
-from trainyard.errors import Denied, NotFound, Refused, Unavailable
+from trainyard.errors import Denied, LimitExceeded, NotFound, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 from trainyard.spec.repositories import parse_place
@@ -111,6 +114,52 @@ def test_missing_data_and_a_wrong_token_are_named(
     monkeypatch.setenv("DATA_WORKER_TOKEN", "ty_wrong")
     with pytest.raises(Denied, match="E-AUTH"):
         fetch(source(worker, "/datasets/training/c.jsonl"), here, tmp_path / "second")
+
+
+@pytest.mark.parametrize("before", ["the content", "the commit"])
+def test_a_worker_that_ends_in_the_middle_of_an_upload_is_replaced_by_the_next(
+    before: str, worker: DataWorker, tmp_path: Path
+) -> None:
+    """Both store in one folder, as data workers that share a bucket do."""
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * (2 << 20))
+    with ExitStack() as first_runs:
+        first = first_runs.enter_context(serving_data(DataWorker(worker.settings, worker.repositories)))
+
+        class EndingFirst(DataWorkers):
+            """Data workers of which the first ends after it has offered to take the content, or has it."""
+
+            def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+                if before == "the commit" and "/commit/" in path:
+                    first_runs.close()
+                answer = super().request(method, path, **options)
+                if before == "the content" and path.endswith("/objects/batch"):
+                    first_runs.close()
+                return answer
+
+        said: list[str] = []
+        workers = EndingFirst([first.url, worker.url], worker.token("default"), said.append)
+        commit = workers.upload_folder("models", "default/coder", {"weights.bin": large}, "add")
+    assert [line.split(" does")[0] for line in said] == [f"the data worker {first.url}"]
+    files = DataWorkers([worker.url], worker.token("default")).list_files("models", "default/coder", commit)
+    assert [(file["path"], file["size"]) for file in files] == [("weights.bin", 2 << 20)]
+
+
+def test_a_quota_that_ends_in_the_middle_of_an_upload_leaves_no_commit_and_no_content(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("a.bin", "b.bin")}
+    for name, file in files.items():
+        file.write_bytes(name.encode() * (300 << 10))  # 1.5 MiB
+    with serving_data(make_data_worker(tmp_path / "small", {"small": 2})) as worker:
+        workers = DataWorkers([worker.url], worker.token("small"))
+        workers.create("models", "small/coder")
+        head = workers.find_commit("models", "small/coder", "main")
+        with pytest.raises(LimitExceeded, match=r"E-LIMIT: .*The storage quota of small is reached"):
+            workers.upload_folder("models", "small/coder", files, "add")
+        assert workers.find_commit("models", "small/coder", "main") == head
+        worker.repositories.pins.clear()
+        worker.repositories.collect("small", grace_s=-60.0)
+        usage = worker.repositories.quotas.read("small")
+        assert (usage.stored, usage.reserved) == (0, {})
 
 
 def test_uploading_again_adds_nothing(worker: DataWorker, tmp_path: Path) -> None:

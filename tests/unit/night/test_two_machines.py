@@ -21,6 +21,7 @@ from trainyard.night.training import tenant_root
 from trainyard.serve import embedded
 from trainyard.settings import Settings
 from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.signing.keys import SigningKeys
 from trainyard.testing.object_server import ObjectServer
 from trainyard.testing.vllm_server import vllm_server
 
@@ -107,6 +108,7 @@ def test_a_marker_of_one_machine_is_trained_by_another_and_served_by_the_first(
 ) -> None:
     pytest.importorskip("google.cloud.storage", reason="needs the gcs extra")
     first, second = tmp_path / "first", tmp_path / "second"
+    SigningKeys(first).trust(SigningKeys(second).own().pem, "trainer")
     corpora = Corpora(tenant_root(Settings(home=first), "acme") / "corpora")
     corpora.add("engineering", "sft", [{"diff": f"+{n}", "message": f"Change {n}"} for n in range(6)])
     polling = config(second, tiny_model)  # mode inline: a worker sees the store's markers all the same

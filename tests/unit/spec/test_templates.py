@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -312,3 +313,10 @@ def test_any_form_that_is_filled_in_is_a_chain_that_is_accepted(
 ) -> None:
     steps = {"control": control} if name in CONTROLLED else {}
     assert check(build_named(name, training=training, steps=steps)) == []
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_takes_a_limit_of_money_and_keeps_its_digest_without_one(name: str) -> None:
+    parameters = NEEDED.get(name, {})
+    assert build_template(name, {**parameters, "max_spend": "2.50"}).max_spend == Decimal("2.50")
+    assert "max_spend" not in build_template(name, parameters).model_dump(mode="json")

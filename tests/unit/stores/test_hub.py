@@ -1,4 +1,4 @@
-"""Models that are not on this machine, over the Hub's real client."""
+"""Models that are not on this machine, over the Hub's real client at a data worker."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.data_worker import make_data_worker, serving_data
 from trainyard.stores.models import model_sha256
-from trainyard.testing.hub_server import HubServer
-from trainyard.testing.loopback import serving
+
+pytestmark = pytest.mark.integration
 
 PROGRAM = """
 import sys
@@ -44,16 +47,17 @@ def test_model_of_the_hub_is_downloaded_once_and_named_by_its_files(tiny_model: 
     for path in tiny_model.iterdir():
         (tmp_path / "served" / path.name).write_bytes(path.read_bytes())
     (tmp_path / "served" / "pytorch_model.bin").write_bytes(b"pickle")
-    server = HubServer({"org/tiny": tmp_path / "served"}, gated={"org/closed"})
-    with serving(server):
+    with serving_data(make_data_worker(tmp_path / "worker"), everybody=True) as worker:
+        worker.fill("models", "org/tiny", tmp_path / "served")
+        worker.gated.add("org/closed")
         first, again, unknown, closed = download(
-            server.url, tmp_path, "org/tiny", "org/tiny", "org/nothing", "org/closed"
+            worker.url, tmp_path, "org/tiny", "org/tiny", "org/nothing", "org/closed"
         )
     folder, digest = first.rsplit(" ", 1)
     assert again == first
     assert digest == model_sha256(Path(folder)) == model_sha256(tiny_model)
     assert not (Path(folder) / "pytorch_model.bin").exists()
-    assert len([path for method, path in server.requests if method == "GET" and path.endswith(".safetensors")]) == 1
+    assert len([path for method, path in worker.requests if method == "GET" and path.endswith(".safetensors")]) == 1
     assert unknown.startswith("E-MODEL-NOT-FOUND: The Hub has no model 'org/nothing'")
     assert closed.startswith("E-MODEL-NOT-FOUND: The Hub does not give 'org/closed' to this account.")
 

@@ -1,17 +1,27 @@
-"""Repositories in a bucket of S3, which several data workers share without a lock of their own."""
+"""Repositories in a bucket of S3 or Azure, which several data workers share without a lock of their own."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import hmac
 import os
+import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from pathlib import Path
 
+import httpx
 import pytest
 from botocore.session import get_session
 from moto.server import ThreadedMotoServer
 
+from trainyard.compute.services import free_port
 from trainyard.settings import Settings
 from trainyard.stores.repositories.commits import Commit, FileEntry, hash_git_blob
 from trainyard.stores.repositories.names import RepositoryName
@@ -22,17 +32,74 @@ pytestmark = pytest.mark.integration
 NAME = RepositoryName("models", "acme", "shared")
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+AZURITE = "azurite-blob"
+"""Microsoft's emulator of Azure's blobs: `npm install -g azurite`."""
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Of the emulator's account, as it documents them."""
+
+
+@contextmanager
+def serving_s3(variables: dict[str, str]) -> Iterator[str]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())
-    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
-    for name, value in {**keys, "AWS_ENDPOINT": url, "AWS_ALLOW_HTTP": "true"}.items():
-        monkeypatch.setenv(name, value)
-    get_session().create_client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket="repositories")
+    variables |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+    variables |= {"AWS_ENDPOINT": url, "AWS_ALLOW_HTTP": "true"}
+    client = get_session().create_client(
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="key", aws_secret_access_key="secret"
+    )
+    client.create_bucket(Bucket="repositories")
     yield "s3://repositories/prefix"
     server.stop()
+
+
+@contextmanager
+def serving_azure(variables: dict[str, str], folder: Path) -> Iterator[str]:
+    program = shutil.which(AZURITE)
+    if program is None:
+        pytest.skip(f"{AZURITE} is not installed")
+    port = free_port(10_100)
+    url = f"http://127.0.0.1:{port}"
+    argv = [program, "--location", str(folder), "--blobPort", str(port), "--silent", "--disableTelemetry"]
+    process = subprocess.Popen([*argv, "--skipApiVersionCheck"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    variables |= {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": KEY}
+    variables |= {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": url}
+    try:
+        deadline = time.monotonic() + 60
+        while not create_container(url):
+            assert time.monotonic() < deadline, "the emulator does not answer"
+            time.sleep(0.2)
+        yield "az://repositories/prefix"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def create_container(url: str) -> bool:
+    """Create the container, which obstore cannot; False while nothing answers."""
+    headers = {"x-ms-date": format_datetime(datetime.now(UTC), usegmt=True), "x-ms-version": "2021-12-02"}
+    path = f"{ACCOUNT}/repositories"
+    lines = [*(f"{name}:{value}" for name, value in headers.items()), f"/{ACCOUNT}/{path}", "restype:container"]
+    text = "PUT" + "\n" * 12 + "\n".join(lines)
+    signature = hmac.digest(base64.b64decode(KEY), text.encode(), "sha256")
+    headers |= {"authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(signature).decode()}", "content-length": "0"}
+    try:
+        answer = httpx.put(f"{url}/{path}?restype=container", headers=headers, trust_env=False)
+    except httpx.TransportError:
+        return False
+    assert answer.status_code == 201, answer.text
+    return True
+
+
+@pytest.fixture(params=["s3", "azure"])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    variables: dict[str, str] = {}
+    server = serving_s3(variables) if request.param == "s3" else serving_azure(variables, tmp_path / "azurite")
+    with server as address:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield address
 
 
 def test_data_workers_that_share_a_bucket_lose_nothing(bucket: str, tmp_path: Path) -> None:

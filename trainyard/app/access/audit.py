@@ -33,6 +33,8 @@ from trainyard.operations.base import Nothing
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import Settings
 from trainyard.stores.audit import AuditLog, canonical, verify_log
+from trainyard.stores.ledger.audit_stream import check_audit, commit_audit, is_due, list_audited
+from trainyard.stores.ledger.log import Ledger
 
 REQUEST_TARGETS = ("job", "name", "role", "target", "adapter", "chain", "session", "run", "source")
 RESPONSE_TARGETS = ("job", "run_id", "id", "session", "version", "name", "chain")
@@ -101,6 +103,8 @@ class AuditEntry:
         }
         try:
             open_log(self.context.settings.home).append(self.line("ended") | more, flush=self.is_admins)
+            if not self.context.caller.remote:
+                commit_if_due(self.context.settings.home)
         except (OSError, TrainyardError) as problem:
             logging.getLogger(__name__).error("%s", problem)
             self.context.say(f"{self.operation} is not in the audit log: {problem}")
@@ -175,6 +179,8 @@ class AuditCheck(Response):
     first: int
     last: int
     problems: tuple[str, ...]
+    committed: int = 0
+    """Lines that the ledger covers."""
 
     @property
     def exit_code(self) -> int:
@@ -212,7 +218,18 @@ def merge_phases(lines: Iterator[JsonObject]) -> Iterator[JsonObject]:
 
 
 def verify_audit(request: Nothing, context: Context) -> AuditCheck:
-    check = verify_log(context.settings.home / "audit")
+    """Check the lines among themselves, and with the lines that the ledger names."""
+    check, ledger = verify_log(context.settings.home / "audit"), Ledger.at_home(context.settings.home)
+    numbers = list_audited(ledger)
+    problems = [*check.problems, *(check_audit(ledger, ledger.head(), numbers) if numbers else ())]
     return AuditCheck(
-        files=check.files, lines=check.lines, first=check.first, last=check.last, problems=check.problems[:100]
-    )
+        files=check.files, lines=check.lines, first=check.first, last=check.last, problems=tuple(problems[:100]),
+        committed=int(ledger.head().entry(numbers[0])["last"]) if numbers else 0,
+    )  # fmt: skip
+
+
+def commit_if_due(home: Path) -> None:
+    """Let the ledger name the last line, where it has had no entry for a minute; services do it on a thread."""
+    ledger = Ledger.at_home(home)
+    if is_due(ledger):
+        commit_audit(ledger)

@@ -191,7 +191,7 @@ def register_job(request: RegisterInput, context: Context) -> Registered:
     verdict = find_verdict(trained)
     targets = resolve_targets(request.targets, settings)
     config = DeployerConfig(tenant=trained.tenant, role=role, targets=targets, unevaluated=not verdict)
-    adapter = trained.reference.model_copy(update={"facts": {"sources": list(trained.sources)}})
+    adapter = trained.reference.model_copy(update={"facts": {"sources": list(trained.sources), "rows": trained.rows}})
     key = f"job:{trained.job}:{adapter.sha256}"
     deployment = DeployRequest(config, trained.folder, adapter, verdict, trained.tenant, key, summarize(trained.report))
     registry, candidate = AdapterRegistry(settings.adapters), find_base(describe(deployment), settings)

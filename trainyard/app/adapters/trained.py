@@ -6,15 +6,17 @@ one; `WORD/TRAINER` names one trainer of several. Nothing but the runs' folders 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainyard.app.chains.next_commands import list_ancestors
 from trainyard.app.context import Context
+from trainyard.app.data.row_counts import describe_rows
 from trainyard.app.live.jobs import find_recorded
 from trainyard.app.names import find_ended_run, require_single
 from trainyard.app.run_folders import FoundArtifact, RunFolder, find_artifacts, missing_result_error, open_store
+from trainyard.app.run_records import data_sources
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.base_sources import NamedAdapter, find_adapter, full_name
@@ -41,6 +43,8 @@ class TrainedAdapter:
     """The evaluation of this very adapter, where its run has one."""
     sources: tuple[Any, ...] = ()
     """What it was trained on, as far as its run recorded that."""
+    rows: JsonMapping = field(default_factory=dict)
+    """How its rows were made and filtered."""
 
     @property
     def folder(self) -> Path:
@@ -52,7 +56,7 @@ class TrainedAdapter:
 
     def as_version(self) -> AdapterVersion:
         """Return the same with the facts that a version has, for its card; it has no number."""
-        facts = {**base_facts(self.folder), "data": list(self.sources)}
+        facts = {**base_facts(self.folder), "data": list(self.sources), "rows": dict(self.rows)}
         return AdapterVersion(tenant=self.tenant, role="adapter", version=0, sha256=self.reference.sha256, facts=facts)
 
     @property
@@ -87,7 +91,8 @@ def find_trained(word: str, context: Context) -> TrainedAdapter:
     return TrainedAdapter(
         job=result.id or run.id, name=result.name or run.name, tenant=run.tenant or context.settings.tenant,
         node=adapter.node, reference=reference, report=report,
-        sources=tuple(reference.facts.get("sources") or ()),
+        sources=tuple(reference.facts.get("sources") or data_sources(run.path, context.settings.artifacts)),
+        rows=describe_rows(run.path),
     )  # fmt: skip
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from trainyard.app.adapters.registry import open_registry
 from trainyard.app.adapters.trained import find_version_or_job
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.operations.adapters import (
@@ -25,12 +23,14 @@ from trainyard.operations.adapters import (
 )
 from trainyard.serve.card import write_card
 from trainyard.serve.conversion.merged import Format
+from trainyard.serve.data_card import write_cards, write_data_card
+from trainyard.serve.signatures import check_signature, sign_published
 from trainyard.serve.targets.merged import remove_models
 from trainyard.serve.trial import find_base_folder, try_adapter_folder, try_version
 from trainyard.serve.versions.bucket import is_address, pull_from_store, push_to_store
 from trainyard.serve.versions.hub import HubAddress, pull_from_hub, push_to_hub
 from trainyard.serve.versions.promotion import merge_adapter, merge_version, newest, parse_target, roll_out_version
-from trainyard.stores.adapters import RUN, RUN_BECAUSE, AdapterRegistry, AdapterVersion, parse_name
+from trainyard.stores.adapters import RUN, RUN_BECAUSE, SIGNED, AdapterRegistry, AdapterVersion, parse_name
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.whole import write_whole
 
@@ -135,6 +135,10 @@ class Pulled(Response):
     source: str
     base_model: str
     sha256: str
+    signed_by: str = ""
+    """Id of the key of its signature."""
+    notice: str = ""
+    """What is to be said of a version without a verified signature."""
     adapter_run: bool | None = None
     """Whether the adapter was loaded and run once on its base here; None for a whole model."""
     adapter_run_because: str = ""
@@ -144,7 +148,9 @@ class Pulled(Response):
 def show_card(request: CardInput, context: Context) -> Card:
     registry = open_registry(context, request.name)
     version = registry.show(request.name)
-    card = Card(name=version.name, markdown=write_card(version, registry.path(version)))
+    folder, home = registry.path(version), context.settings.home
+    markdown = write_data_card(version) if request.data else write_card(version, folder, home=home)
+    card = Card(name=version.name, markdown=markdown)
     if request.out is None:
         return card
     out = request.out.expanduser().absolute()
@@ -163,15 +169,22 @@ def push(request: PushInput, context: Context) -> Published:
             do="Name a repository of the Hub (org/name) or a store (gs://bucket/prefix), or set weights_store.",
             code="E-PARAMETER",
         )
+    check_signature(version, registry, settings)
     version = try_version(version, registry, settings)
     if is_address(to):
         refuse_hub_options(request)
-        sent = push_to_store(version, registry, to, write_card(version, registry.path(version)))
+        sent = push_to_store(version, registry, to, write_cards(version, registry.path(version), settings.home))
     else:
         address = HubAddress(to, request.revision, request.token_env, request.public)
         base, _ = find_base_folder(registry.path(version), settings)
-        check = partial(try_adapter_folder, settings=settings, base=base) if version.kind == "adapter" else ignore
-        sent = push_to_hub(version, registry, address, write_card(version, registry.path(version), to), check)
+        cards = write_cards(version, registry.path(version), settings.home, to)
+
+        def check(folder: Path) -> None:
+            if version.kind == "adapter":
+                try_adapter_folder(folder, settings=settings, base=base)
+            sign_published(folder, settings)
+
+        sent = push_to_hub(version, registry, address, cards, check)
     return Published(
         version=version.name, where=sent.where, revision=sent.revision, changed=sent.changed, live=sent.live,
         **describe_trial(version),
@@ -200,6 +213,8 @@ def pull(request: PullInput, context: Context) -> Pulled:
         source=origin["source"],
         base_model=str(version.facts.get("base_model") or ""),
         sha256=version.sha256,
+        signed_by=str(version.facts.get(SIGNED) or ""),
+        notice=str(version.facts.get("signature_notice") or ""),
         **describe_trial(version),
     )
 

@@ -7,28 +7,39 @@ it: then two logs cannot be shown, not even with the key.
 from __future__ import annotations
 
 import base64
-import os
 import re
-import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import Field
 
+from trainyard.app.artifacts.recipe_inputs import DATA_FOLDER, InputStore, missing_input
 from trainyard.app.context import Context
 from trainyard.app.responses import Response
-from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
+from trainyard.backends.recipe import RECIPES, read_recipe, recipe_file
+from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from trainyard.json_types import JsonObject
 from trainyard.operations import ledger as requests
-from trainyard.stores.files import DISK, make_folders, translate_os_errors
-from trainyard.stores.ledger import verify_ledger as script
-from trainyard.stores.ledger.checking import verify_ledger
-from trainyard.stores.ledger.log import CHECKPOINT, KEY_PREFIX, Head, Ledger, list_tile_files, write_key
-from trainyard.stores.ledger.merkle import prove_consistency, prove_inclusion, range_root, verify_consistency
-from trainyard.stores.ledger.notes import COSIGNATURE, SigningKey, parse_checkpoint, parse_note, parse_vkey
+from trainyard.stores.files import DISK, make_folders
+from trainyard.stores.ledger import checking
+from trainyard.stores.ledger.anchors.keeping import check_records, read_pending, verify_anchors
+from trainyard.stores.ledger.anchors.table import ANCHOR_KINDS
+from trainyard.stores.ledger.audit_stream import check_audit, list_audited
+from trainyard.stores.ledger.checking import LedgerVerification, verify_ledger
+from trainyard.stores.ledger.log import CHECKPOINT, Head, Ledger
+from trainyard.stores.ledger.merkle import prove_consistency, range_root, verify_consistency
+from trainyard.stores.ledger.notes import parse_checkpoint, parse_note, parse_vkey
+from trainyard.stores.ledger.proofs import format_inclusion, read_checkpoint
+from trainyard.stores.ledger.recording import TRAINED
+from trainyard.stores.ledger.tiles import ENTRIES, list_tiles, pack_entries
+from trainyard.stores.ledger.unledgered import UnledgeredFile
+from trainyard.stores.ledger.witnessing import Witness
 from trainyard.stores.whole import create_whole, write_folder, write_whole
 
-PROOF_HEADER = "c2sp.org/tlog-proof@v1"
+SCRIPT = Path(checking.__file__).with_name("verify_ledger.py")
+"""Checks a bundle without this package; it is part of each."""
 SHORTEST = 6
 """Characters of a key or an id that name an entry."""
 
@@ -48,6 +59,8 @@ class LedgerEntries(Response):
     """Entries of the whole log."""
     more: bool = False
     """Whether there are older ones."""
+    unledgered: tuple[JsonObject, ...] = ()
+    """Entries that could not be written, with `time` and `code`; the next entry brings them along."""
 
 
 class LedgerFault(Response):
@@ -56,6 +69,22 @@ class LedgerFault(Response):
     file: str
     problem: str
     entry: int | None = None
+
+
+class AnchorCheck(Response):
+    """Comparison of an anchor's checkpoints with the ledger."""
+
+    name: str
+    kind: str
+    checkpoints: int = 0
+    size: int | None = None
+    """Entries of its newest checkpoint."""
+    where: str = ""
+    time: float | None = None
+    """As the anchor says it."""
+    proves: str = ""
+    unreachable: str = ""
+    """Why it could not be asked."""
 
 
 class LedgerCheck(Response):
@@ -69,10 +98,16 @@ class LedgerCheck(Response):
     problems: tuple[LedgerFault, ...] = ()
     notes: tuple[str, ...] = ()
     witnessed: tuple[str, ...] = ()
+    anchored: tuple[str, ...] = ()
+    """Newest checkpoint of each anchor as this home keeps it."""
+    anchors: tuple[AnchorCheck, ...] = ()
+    """Anchors that were asked."""
 
     @property
     def exit_code(self) -> int:
-        return Corrupt.exit_code if self.problems else 0
+        if self.problems:
+            return Corrupt.exit_code
+        return Unavailable.exit_code if any(check.unreachable for check in self.anchors) else 0
 
 
 class LedgerProof(Response):
@@ -88,6 +123,8 @@ class ExportedLedger(Response):
     folder: Path
     entries: int
     proofs: int
+    recipes: int = 0
+    """Trainings that another home can carry out again with the bundle."""
 
 
 class Cosigned(Response):
@@ -125,31 +162,45 @@ def list_entries(request: requests.LedgerLogInput, context: Context) -> LedgerEn
         limit=request.limit + 1, before=request.before, kind=request.kind, run=request.run, tenant=tenant
     )
     entries = tuple(build_entry(head, seq) for seq in numbers[: request.limit])
-    return LedgerEntries(entries=entries, size=head.size, more=len(numbers) > request.limit)
+    missing = tuple(
+        {**entry.draft, "time": entry.time, "code": entry.code}
+        for entry in UnledgeredFile.of_ledger(ledger).read()
+        if not tenant or entry.draft.get("tenant") == tenant
+    )
+    return LedgerEntries(entries=entries, size=head.size, more=len(numbers) > request.limit, unledgered=missing)
+
+
+def list_rows(ledger: Ledger, tenant: str = "") -> dict[int, JsonObject]:
+    """Return the entries of a ledger, of a tenant or all, by their numbers."""
+    head = ledger.head()
+    rows = ((seq, head.entry(seq)) for seq in range(head.size))
+    return {seq: row for seq, row in rows if not tenant or row.get("tenant") == tenant}
+
+
+def match_entry(word: str, rows: Mapping[int, JsonObject]) -> int | None:
+    """Return the number of the entry that a word names: of a run, its last training, else its last step."""
+    if re.fullmatch(r"\d{1,9}", word) and int(word) in rows:
+        return int(word)
+    if len(word) < SHORTEST:
+        return None
+    newest = sorted(rows, reverse=True)
+    named = [seq for seq in newest if str(rows[seq]["key"]).startswith(word)]
+    of_run = [seq for seq in newest if any(str(rows[seq].get(name, "")).startswith(word) for name in ("run", "job"))]
+    trainings = [seq for seq in of_run if rows[seq]["kind"] == "trained"]
+    return next(iter([*named[:1], *trainings[:1], *of_run[:1]]), None)
 
 
 def find_entry(word: str, ledger: Ledger, context: Context) -> tuple[Head, int]:
-    """Return the number of the entry that a word names: of a run, its last training, else its last step."""
-    head, tenant = ledger.synced(), context.caller.tenant
-    matches: list[int] = []
-    if re.fullmatch(r"\d{1,9}", word) and int(word) < head.size:
-        matches = [int(word)]
-    elif len(word) >= SHORTEST:
-        every = ledger.index.select(limit=head.size, tenant=tenant or None)
-        rows = {seq: head.entry(seq) for seq in every}
-        named = [seq for seq, row in rows.items() if str(row["key"]).startswith(word)]
-        of_run = [
-            seq for seq, row in rows.items() if any(str(row.get(name, "")).startswith(word) for name in ("run", "job"))
-        ]
-        trainings = [seq for seq in of_run if rows[seq]["kind"] == "trained"]
-        matches = named[:1] or trainings[:1] or of_run[:1]
-    if not matches or (tenant and head.entry(matches[0]).get("tenant") != tenant):
+    """Return the number of the entry that a word names, by `match_entry`. Raises `NotFound`."""
+    head = ledger.synced()
+    seq = match_entry(word, list_rows(ledger, context.caller.tenant))
+    if seq is None:
         raise NotFound(
             f"The ledger has no entry {word!r}.",
             why=f"It has {head.size} entries, from 0 to {head.size - 1}.",
             do="Copy a number from `trainyard ledger log`, or name a run or a job.",
         )
-    return head, matches[0]
+    return head, seq
 
 
 def show_entry(request: requests.LedgerShowInput, context: Context) -> LedgerEntry:
@@ -166,16 +217,67 @@ def verify(request: requests.LedgerVerifyInput, context: Context) -> LedgerCheck
         notes = [parse_note(data) for data in read_cosigned(ledger)]
         if not any(note.is_signed_by(key) for note in notes):
             result.add("cosigned", f"The witness {key.name} has cosigned no checkpoint that is kept here.")
+    result.notes += list_gaps(ledger, result)
+    anchored, checks = check_anchors(ledger, result, request, context)
     faults = tuple(LedgerFault(**asdict(problem)) for problem in result.problems)
     return LedgerCheck(
         origin=result.origin, size=result.size, root=result.root, key=result.key, problems=faults,
-        notes=tuple(result.notes), witnessed=tuple(result.witnessed),
+        notes=tuple(result.notes), witnessed=tuple(result.witnessed), anchored=anchored, anchors=checks,
     )  # fmt: skip
 
 
+def list_gaps(ledger: Ledger, result: LedgerVerification) -> list[str]:
+    """Return the steps that are not in the ledger, and the entries that were added later than their step.
+
+    Lines of the audit log that are not those that the ledger names are added to the problems.
+    """
+    lines = [
+        f"not in the ledger: {entry.draft['kind']} {entry.draft.get('version') or entry.draft.get('run') or ''} "
+        f"({entry.code}); the next entry brings it along"
+        for entry in UnledgeredFile.of_ledger(ledger).read()
+    ]
+    if not result.problems:
+        for problem in check_audit(ledger, ledger.head(), list_audited(ledger)):
+            result.add("audit", f"{problem[0].upper()}{problem[1:]}.")
+    if result.late:
+        lines.append(f"added later than their step, with the reason: entries {', '.join(map(str, result.late))}")
+    return lines
+
+
+def check_anchors(
+    ledger: Ledger, result: LedgerVerification, request: requests.LedgerVerifyInput, context: Context
+) -> tuple[tuple[str, ...], tuple[AnchorCheck, ...]]:
+    """Check what is kept about anchors, and ask them where the request says so; problems are added to the result."""
+    result.notes += [f"anchor {name}: {row.text}" for name, row in read_pending(ledger).items()]
+    if result.problems:  # the log itself does not fit, so that nothing can be compared with it
+        return (), ()
+    head, anchors = ledger.head(), context.settings.ledger_anchors
+    problems, anchored = check_records(ledger, head)
+    for problem in problems:
+        result.add("anchors", problem)
+    if not request.anchor:
+        return tuple(anchored), ()
+    if not anchors:
+        raise InvalidInput("trainyard.toml has no ledger_anchors.", do="See docs/ledger.md.", code="E-SETTINGS")
+    checks = []
+    for found in verify_anchors(ledger, head, anchors):
+        if found.problem:
+            result.add("anchors", f"The anchor {found.name}: {found.problem}")
+        newest = found.newest
+        checks.append(
+            AnchorCheck(
+                name=found.name, kind=found.kind, checkpoints=found.count, unreachable=found.unreachable,
+                size=newest.size if newest else None, where=newest.where if newest else "",
+                time=newest.time if newest else None, proves=ANCHOR_KINDS[found.kind].proves if newest else "",
+            )
+        )  # fmt: skip
+    return (), tuple(checks)
+
+
 def read_cosigned(ledger: Ledger) -> list[bytes]:
-    folder = ledger.folder / "cosigned"
-    return [path.read_bytes() for path in sorted(folder.glob("*"))] if folder.is_dir() else []
+    """Return the checkpoints that witnesses have cosigned, brought by hand or by an anchor."""
+    paths = [*ledger.folder.glob("cosigned/*"), *ledger.folder.glob("anchors/*.checkpoint")]
+    return [path.read_bytes() for path in sorted(paths) if not path.name.startswith(".")]
 
 
 def prove(request: requests.LedgerProveInput, context: Context) -> LedgerProof:
@@ -184,17 +286,6 @@ def prove(request: requests.LedgerProveInput, context: Context) -> LedgerProof:
     if request.since is not None:
         return prove_growth(head, request.since)
     return LedgerProof(kind="inclusion", size=head.size, proof=format_inclusion(head, seq))
-
-
-def format_inclusion(head: Head, seq: int) -> str:
-    """Return the proof of an entry in the form of c2sp.org/tlog-proof, which contains the checkpoint."""
-    hashes = prove_inclusion(seq, head.size, head.tiles.subtree)
-    lines = [PROOF_HEADER, f"index {seq}", *(base64.b64encode(value).decode() for value in hashes)]
-    return "\n".join(lines) + "\n\n" + read_checkpoint(head)
-
-
-def read_checkpoint(head: Head) -> str:
-    return (head.tiles.folder / CHECKPOINT).read_text(encoding="utf-8")
 
 
 def prove_growth(head: Head, since: int) -> LedgerProof:
@@ -223,22 +314,58 @@ def export(request: requests.LedgerExportInput, context: Context) -> ExportedLed
             f"The ledger is not exported: {problem.problem} ({problem.file})", do="Run `trainyard ledger verify`."
         )
     head = ledger.head()
-    proofs = {
-        seq: format_inclusion(head, seq) for word in request.entries for _, seq in [find_entry(word, ledger, context)]
-    }
+    numbers = [find_entry(word, ledger, context)[1] for word in request.entries]
+    proofs = {seq: format_inclusion(head, seq) for seq in numbers}
+    carried = list(list_carried([head.entry(seq) for seq in numbers], context)) if request.data else []
 
     def write(folder: Path) -> None:
-        for path in [CHECKPOINT, *(name for name in list_tile_files(DISK, ledger.folder))]:
+        files = {
+            tile.path: pack_entries(list(head.tiles.entries(tile.number)))
+            if tile.level == ENTRIES
+            else head.tiles.read(tile)
+            for tile in list_tiles(head.size)
+        }
+        for kept in ("cosigned", "anchors"):
+            names = DISK.listdir(ledger.folder / kept) if (ledger.folder / kept).is_dir() else []
+            files |= {f"{kept}/{name}": (ledger.folder / kept / name).read_bytes() for name in names if name[0] != "."}
+        files |= {CHECKPOINT: read_checkpoint(head).encode(), "key": f"{result.key}\n".encode()}
+        files |= {SCRIPT.name: SCRIPT.read_bytes()}
+        files |= {f"entry-{seq}.tlog-proof": proof.encode() for seq, proof in proofs.items()}
+        for path, data in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes((ledger.folder / path).read_bytes())
-        (folder / CHECKPOINT).write_text(read_checkpoint(head), encoding="utf-8")
-        (folder / "key").write_text(f"{result.key}\n", encoding="utf-8")
-        (folder / "verify_ledger.py").write_bytes(Path(script.__file__).read_bytes())
-        for seq, proof in proofs.items():
-            (folder / f"entry-{seq}.tlog-proof").write_text(proof, encoding="utf-8")
+            (folder / path).write_bytes(data)
+
+        for source, name in carried:
+            copy_inside(source, folder / name)
 
     write_folder(target, write, facts=None)
-    return ExportedLedger(folder=target, entries=head.size, proofs=len(proofs))
+    recipes = sum(name.startswith(RECIPES) for _, name in carried)
+    return ExportedLedger(folder=target, entries=head.size, proofs=len(proofs), recipes=recipes)
+
+
+def list_carried(rows: Sequence[JsonObject], context: Context) -> Iterator[tuple[Path, str]]:
+    """Yield the recipe of each training with its rows and earlier weights, and where they are in a bundle.
+
+    Raises `NotFound` naming a digest that this home does not have any more.
+    """
+    home, inputs = context.settings.home, InputStore(context.settings)
+    for row in (row for row in rows if row["kind"] == TRAINED and row.get("recipe_sha256")):
+        sha256 = str(row["recipe_sha256"])
+        recipe = read_recipe(recipe_file(home, sha256), sha256)
+        yield recipe_file(home, sha256), f"{RECIPES}/{sha256}.json"
+        for item in (item for item in recipe.inputs if item.role != "base"):
+            folder = inputs.find(item)
+            if folder is None:
+                raise missing_input(item, f"Entry {row['seq']} needs it; its files were removed or changed.")
+            yield folder, f"{DATA_FOLDER}/{item.sha256}"
+
+
+def copy_inside(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_file():
+        shutil.copyfile(source, target)
+    elif not target.exists():
+        shutil.copytree(source, target)
 
 
 # Witnesses
@@ -260,27 +387,18 @@ def witness(request: requests.LedgerWitnessInput, context: Context) -> Cosigned:
             f"The ledger in {source} is not cosigned: {result.problems[0].problem}",
             do="Ask its owner for a whole copy.",
         )
-    origin = head.checkpoint.origin
-    state = context.settings.home / "access" / "witnessed" / f"{secrets_name(origin)}.checkpoint"
-    make_folders(DISK, state.parent)
-    with translate_os_errors("The witness's state was not written"), DISK.locked(state.with_suffix(".lock")):
-        before = parse_checkpoint(parse_note(state.read_bytes()).text) if state.is_file() else None
+    origin, own = head.checkpoint.origin, Witness(context.settings.home)
+    assert head.note is not None
+    with own.locked(origin) as before:
         if before is not None:
             require_growth(before.size, before.root, head)
-        key = witness_key(context)
-        time_s = int(other.now())
-        cosigned = read_checkpoint(head) + key.signature_line(head.checkpoint.text, time_s)
-        write_whole(DISK, state, cosigned.encode())
+        cosigned = own.cosign(head.note, [parse_vkey(result.key)]).data.decode()
     if request.out is not None:
         create_whole(DISK, request.out.expanduser().absolute(), cosigned.encode())
     return Cosigned(
-        origin=origin, size=head.size, checkpoint=cosigned, key=key.public.vkey,
+        origin=origin, size=head.size, checkpoint=cosigned, key=own.key().public.vkey,
         before=before.size if before else 0, out=request.out,
     )  # fmt: skip
-
-
-def secrets_name(origin: str) -> str:
-    return base64.urlsafe_b64encode(origin.encode()).decode().rstrip("=")[:200]
 
 
 def require_growth(size: int, root: bytes, head: Head) -> None:
@@ -294,17 +412,6 @@ def require_growth(size: int, root: bytes, head: Head) -> None:
         why="It was cut, put back to an earlier state, or written anew.",
         do="Keep both copies; ask the owner of the log which backup it was restored from.",
     )
-
-
-def witness_key(context: Context) -> SigningKey:
-    """Return the key by which this home witnesses other ledgers; made at its first use."""
-    path = context.settings.home / "access" / "witness.key"
-    if not path.is_file():
-        write_key(
-            DISK, path, SigningKey(f"trainyard.local/witness-{secrets.token_hex(8)}", os.urandom(32), COSIGNATURE)
-        )
-    name, _, encoded = path.read_text(encoding="utf-8").strip().removeprefix(KEY_PREFIX).split("+", 2)
-    return SigningKey(name, base64.b64decode(encoded)[1:], COSIGNATURE)
 
 
 def keep_cosigned(source: Path, context: Context) -> Cosigned:

@@ -10,6 +10,7 @@ from trainyard.app.chains.next_commands import next_commands
 from trainyard.app.context import Context, make_run_key
 from trainyard.app.live.jobs import note_started
 from trainyard.app.names import is_run_or_job_id, shortest_name
+from trainyard.app.plan.limits import require_free_worker
 from trainyard.app.plan.locate import locate_request
 from trainyard.app.plan.parse import JOB_DEPLOYMENT, NAMES, parse_request
 from trainyard.app.plan.refusals import refuse_or_wait
@@ -83,6 +84,8 @@ def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]
         few_rows = few_rows or confirm(shortages, context)
         return few_rows
 
+    if any(node.type == "trainer" for node in chain.nodes):
+        require_free_worker(chain.tenant, context)
     is_job = located_request.deployment == JOB_DEPLOYMENT
     waits = refuse_or_wait(chain, settings, is_job=is_job, allows=allows, say=context.say)
     own_tags = (*own_tags, FEW_ROWS_TAG) if few_rows and FEW_ROWS_TAG not in request.tags else own_tags

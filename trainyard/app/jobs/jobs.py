@@ -8,7 +8,7 @@ A job once more: a new run with the parameters of an earlier one.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from decimal import Decimal
 from pathlib import Path
@@ -38,13 +38,13 @@ from trainyard.app.run_records import (
     read_result,
 )
 from trainyard.app.runs import RunsClient, connect_runs
-from trainyard.app.training_logs import TrainingLogs
-from trainyard.errors import Conflict, InvalidInput, NotFound
+from trainyard.app.training_logs import TrainingLogs, find_training_logs
+from trainyard.backends.cloud.journal import is_open_at_provider, request_cancel, withdraw_cancel
+from trainyard.errors import InvalidInput, NotFound
 from trainyard.json_types import JsonObject
 from trainyard.operations import jobs as requests
 from trainyard.operations.chains import RunInput
 from trainyard.settings import Settings
-from trainyard.spec.axes.backends import CLOUD_PROVIDERS
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value
 from trainyard.spec.migrate import job_words, spell_out
@@ -316,6 +316,8 @@ def resume_job(request: requests.ResumeInput, context: Context) -> Resumed:
     refuse_changes(row, request.parameters)
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
+    for work in find_open_at_provider(row, settings):
+        withdraw_cancel(work)
     runs.resume_run(row["run_id"])
     job = build_job(note_change(runs.find_job(row["run_id"]), context))
     if not request.watch:
@@ -349,9 +351,11 @@ def stop_job(request: requests.StopInput, context: Context, verb: Literal["pause
     runs = connect_runs(context.settings)
     row = runs.find_job(request.job, context.caller.tenant)
     run_id = row["run_id"]
-    if verb == "cancel":
-        require_ended_at_provider(row)
-    (runs.pause_run if verb == "pause" else runs.cancel_run)(run_id)
+    if verb == "cancel" and (works := find_open_at_provider(row, context.settings)):
+        context.say(f"{row['name']}: its provider still trains it, and is asked to end it")
+        end_at_provider(row, works, runs)
+    else:
+        (runs.pause_run if verb == "pause" else runs.cancel_run)(run_id)
     row, deadline = runs.find_job(run_id), time.monotonic() + STOP_WAIT_S
     if request.wait and not is_gone(row):
         context.say(f"{row['name']}: {verb} asked for; its training saves at the next step")
@@ -361,15 +365,20 @@ def stop_job(request: requests.StopInput, context: Context, verb: Literal["pause
     return build_job(note_change(row, context))
 
 
-def require_ended_at_provider(row: Mapping[str, object]) -> None:
-    """Raise `Conflict` (`E-JOB-STATE`) for a paused job of a provider, where it continues without a process here."""
-    paid = {name.value for name in CLOUD_PROVIDERS}
-    if row.get("backend") in paid and row.get("state") == JobState.PAUSED:
-        raise Conflict(
-            f"The job {row['name']} is paused here, and continues at {row['backend']}, where it is paid for.",
-            do=f"Run `trainyard jobs resume {row['name']}`, then cancel it: that ends it there, too.",
-            code="E-JOB-STATE",
-        )
+def find_open_at_provider(row: Mapping[str, object], settings: Settings) -> list[Path]:
+    """Return the trainings of a job without a running process that a provider has not ended."""
+    if row["state"] in (JobState.RUNNING, JobState.COMPLETED):
+        return []
+    logs = find_training_logs(settings.runs / str(row["run_id"]))
+    return [log.folder for log in logs if is_open_at_provider(log.folder)]
+
+
+def end_at_provider(row: Mapping[str, object], works: Iterable[Path], runs: RunsClient) -> None:
+    """Start a job once more, so that the worker, which has the key, ends its trainings at their provider."""
+    for work in works:
+        request_cancel(work)
+    if row["state"] != JobState.PENDING:
+        runs.resume_run(str(row["run_id"]))
 
 
 def build_job(row: Mapping[str, object]) -> Job:
@@ -420,12 +429,12 @@ def replace_max_spend(
     target, parameters = request
     if usd is None:
         return request
-    if target == JOB:
-        return target, {**parameters, "max_spend": str(usd)}
     if isinstance(target, Mapping):
         return {**target, "max_spend": str(usd)}, parameters
+    if target in (JOB, *TEMPLATES):
+        return target, {**parameters, "max_spend": str(usd)}
     raise InvalidInput(
-        f"The template {target} has no max_spend.", why="Only chains and jobs have one.",
+        f"The flow {target} has no max_spend.", why="Chains, jobs and templates have one.",
         do="Set max_spend_per_run in trainyard.toml.", code="E-PARAMETER",
     )  # fmt: skip
 

@@ -46,6 +46,8 @@ class ReadSource(Response):
     rows: int | None = None
     sha256: str = ""
     """Of the rows as they were stored; empty if they are gone."""
+    license: str = ""
+    """As the chain names it; empty if it does not."""
 
 
 class KeptResult(Response):

@@ -21,6 +21,8 @@ from trainyard.app.services import api_url, is_own, running, worker_name
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_header, read_auth
+from trainyard.stores.ledger.audit_stream import EVERY_S, commit_audit
+from trainyard.stores.ledger.log import Ledger
 
 RETRY_S = 2.0
 """Between two looks for a Prefect server that is not there yet."""
@@ -42,6 +44,31 @@ def keep_live(settings: Settings, say: Callable[[str], None]) -> Iterator[Event]
         stop.set()
         begin.set()
         thread.join(LEAVING_S)
+
+
+@contextmanager
+def keep_audited(settings: Settings, say: Callable[[str], None]) -> Iterator[None]:
+    """Let the ledger name the newest line of the audit log once a minute, and at the end of the block."""
+    stop = Event()
+
+    def commit() -> None:
+        try:
+            commit_audit(Ledger.at_home(settings.home))
+        except (OSError, TrainyardError) as error:
+            say(f"the audit log is not in the ledger: {error}")
+
+    def commit_each_minute() -> None:
+        while not stop.wait(EVERY_S):
+            commit()
+
+    thread = Thread(target=commit_each_minute, name="audit stream", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(LEAVING_S)
+        commit()
 
 
 def keep_index(settings: Settings, begin: Event, stop: Event, say: Callable[[str], None]) -> None:

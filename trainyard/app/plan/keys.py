@@ -8,15 +8,15 @@ the act of deploying) is named by the run, so that only a retry or a resume of t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import NamedTuple
 
 import trainyard
 from trainyard.backends import environments
 from trainyard.backends.choices import MachineChoices, choices_digest, decide_choices, decide_evaluation
+from trainyard.backends.machine import code_digest
 from trainyard.backends.script.templates import template_digest
 from trainyard.data.functions import ENVIRONMENT, converter_digest
 from trainyard.data.paths import data_roots, resolve_inside
@@ -43,7 +43,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 """Node type -> folders and modules of the library whose code makes its result."""
 
-SOURCES = (".py", ".jinja", ".json")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "trainer": (
         "torch",
@@ -231,15 +230,3 @@ def package_version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "none"
-
-
-def code_digest(rooms: Iterable[str]) -> str:
-    """Digest of the source files of some rooms, and of the templates and texts that they read: in a checkout, they
-    change more often than the version."""
-    root = Path(trainyard.__file__).parent
-    hasher = hashlib.sha256()
-    for room in map(root.joinpath, rooms):
-        files = [room] if room.suffix else room.rglob("*")
-        for path in sorted(path for path in files if path.suffix in SOURCES):
-            hasher.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return hasher.hexdigest()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from trainyard.app.plan.keys import Dependency, dependencies, model_digest
 from trainyard.app.plan.machine import find_base_folder, is_local, list_trainers, read_machine_facts, read_memory_bytes
 from trainyard.app.plan.money import list_spending_refusals
+from trainyard.app.plan.tiers import list_limit_refusals
 from trainyard.backends.base import probe
 from trainyard.callbacks import ignore
 from trainyard.compute.gpus import list_devices
@@ -112,6 +113,7 @@ def check_chain(
     reasons = [*check_space(tenant_settings), *run_reasons(chain, read_machine_facts(chain, tenant_settings))]
     for ask in CHAIN_CHECKS:
         reasons += ask(chain, tenant_settings)
+    reasons += (limits := list_limit_refusals(chain, tenant_settings))
     nodes: dict[str, SampledNode] = {}
     shortages: list[Reason] = []
     unread: list[str] = []
@@ -132,6 +134,8 @@ def check_chain(
             tenant_settings,
             list_templated(chain, tenant_settings, named=False) - fitted - list_refused_nodes(reasons),
         )
+    if not limits and nodes:  # its rows are known now
+        reasons += list_limit_refusals(chain, tenant_settings, nodes)
     reasons += [] if reasons else list_spending_refusals(chain, tenant_settings, nodes)
     return CheckedChain(sort_by_node(chain, reasons), shortages, nodes, unread)
 

@@ -18,6 +18,7 @@ from trainyard.app.plan.locate import locate_model
 from trainyard.app.plan.machine import read_machine_facts
 from trainyard.app.plan.parse import deep_merge
 from trainyard.app.plan.refusals import check_inputs, check_space
+from trainyard.app.plan.tiers import list_limit_refusals
 from trainyard.app.responses import Response
 from trainyard.app.runs import connect_runs
 from trainyard.app.sessions.calls import ask_session, ask_status, require_session
@@ -116,6 +117,7 @@ def list_reasons(spec: SessionSpec, config: TrainerConfig, resolved: TrainerConf
         reasons = run_reasons(whole, read_machine_facts(whole, settings))
         reasons += [] if reasons else check_inputs(whole, settings)
         reasons += check_space(settings)
+        reasons += list_limit_refusals(whole, settings)
     return [replace(reason, node=None, field=reason.field.removeprefix("config.")) for reason in reasons]
 
 

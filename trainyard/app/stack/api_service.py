@@ -63,8 +63,9 @@ def choose_port(settings: Settings, requested: int | None, say: Callable[[str], 
     if requested is not None:
         if free_port(requested) != requested:
             raise LimitExceeded(
-                f"Port {requested} is taken by {find_listener(requested)}.", why="It was requested for the API.",
-                do="End that process, or choose another port by `trainyard up --port` or the setting api_port.",
+                f"Port {requested} is taken by {find_listener(requested)}.",
+                why="It was requested for the API or the data worker.",
+                do="End that process, or choose another port by `trainyard up --port`, api_port or data_port.",
                 code="E-PORT",
             )  # fmt: skip
         return requested

@@ -26,6 +26,8 @@ from trainyard.app.responses import Response
 from trainyard.app.runs import connect_runs
 from trainyard.app.stack.api_service import NAME as API
 from trainyard.app.stack.api_service import start_api
+from trainyard.app.stack.data_service import NAME as DATA
+from trainyard.app.stack.data_service import start_data
 from trainyard.backends.job import complete_tenant, rename_work_folder, work_folders_of_earlier_versions
 from trainyard.compute.leftovers import sweep, sweep_leftovers
 from trainyard.compute.services import Service
@@ -54,6 +56,8 @@ class UpOutput(Response):
     service_url: str
     """Where the REST API answers."""
     embedded_url: str | None
+    data_url: str | None
+    """Where the data worker answers; None where the setting data_port names no port."""
     home: str
     exposed_urls: tuple[str, ...] = ()
     """Where both servers answer beyond loopback."""
@@ -80,6 +84,7 @@ def up(request: UpInput, context: Context) -> UpOutput:
             url = attached or stack.start_server(settings, context.say, auth=not request.no_auth).url
             asks = not attached and stack.check_login(settings, url, context.say, auth=not request.no_auth)
             service = start_api(settings, url, context.say, request.port)  # starts while the deployments are written
+            data = start_data(settings, url, context.say)
             if not stack.is_bootstrapped(settings, url):
                 bootstrap(settings, url, context.say)
             worker = stack.find_running_service(settings, "worker", url) or begin_work(settings, url, context.say)
@@ -87,7 +92,8 @@ def up(request: UpInput, context: Context) -> UpOutput:
             embedded_url = serving.result()
         for line in local.restore_servers(settings):
             context.say(line)
-        stack.wait_until_healthy(service)
+        for server in (service, *([data] if data is not None else [])):
+            stack.wait_until_healthy(server)
     return UpOutput(
         api_url=url,
         ui_url=url.removesuffix("/api"),
@@ -97,6 +103,7 @@ def up(request: UpInput, context: Context) -> UpOutput:
         watchdog_pid=watchdog.pid,
         service_url=service.url,
         embedded_url=embedded_url,
+        data_url=data.url if data is not None else None,
         home=str(settings.home),
         exposed_urls=list_exposed_urls(settings, service.url, *([] if attached else [url.removesuffix("/api")])),
     )
@@ -193,7 +200,7 @@ def down(_: Nothing, context: Context) -> DownOutput:
     settings = context.settings
     with stack.exclusive(settings):
         # The watchdog first: it would start the others again.
-        stopped = [name for name in ("watchdog", API, "worker") if stack.stop(settings, name)]
+        stopped = [name for name in ("watchdog", API, DATA, "worker") if stack.stop(settings, name)]
         stopped += [*(["embedded"] if embedded.stop(settings) else []), *local.end_all(settings)]
         stopped += ["server"] if stack.stop(settings, "server") else []
     return DownOutput(stopped=tuple(stopped))

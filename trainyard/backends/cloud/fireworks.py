@@ -71,7 +71,9 @@ class Fireworks:
     def create(self, request: CloudRequest, rows: UploadedRows) -> RemoteJob:
         with provider_errors(NAME, "the submission", *self.errors):
             if request.stage is Stage.DPO:
-                pairs: Any = {"training_config": settings_of(request), "loss_config": {"method": "DPO"}}
+                beta = getattr(request.config.stage, "beta", None) if request.config is not None else None
+                loss = {"method": "DPO", **({} if beta is None else {"dpo": {"beta": beta}})}
+                pairs: Any = {"training_config": settings_of(request), "loss_config": loss}
                 return read_job(PAIRS, self.client.dpo_jobs.create(
                     dpo_job_id=request.run_key, dataset=rows.training, display_name=request.label, **pairs
                 ))  # fmt: skip

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,11 +27,12 @@ from trainyard.backends.cloud.contract import (
     build_request,
     find_provider_address,
 )
+from trainyard.backends.cloud.journal import is_cancel_requested, withdraw_cancel
 from trainyard.backends.cloud.submission import PollPace, Submission
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.rows import evaluation_rows, read_rows
-from trainyard.compute.child import SPEC_FILE, Events, faultpoint, read_stop_reason
+from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint, read_stop_reason
 from trainyard.compute.events import read_events
 from trainyard.data.rows import TRAIN
 from trainyard.errors import InvalidInput, LimitExceeded
@@ -43,6 +45,7 @@ from trainyard.stores.models import check_adapter_folder
 from trainyard.stores.whole import new_file, write_folder, write_json_durably
 
 ROWS_FILE, HELD_OUT_FILE, SERVED_FILE = "rows.jsonl", "validation.jsonl", "served_model.json"
+FormatRow = Callable[[Any, Stage], JsonObject]
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -50,17 +53,34 @@ def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` at its provider."""
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
     module = importlib.import_module(f"trainyard.backends.cloud.{job.config.backend.value}")
-    started = time.monotonic()
-    count = write_rows(job, folder / ROWS_FILE, getattr(module, "format_row", format_row))
-    held_out = write_held_out(job, folder / HELD_OUT_FILE, getattr(module, "format_row", format_row))
-    events.emit("prepared", rows=count, held_out=held_out, seconds=round(time.monotonic() - started, 3))
     provider = cast(Provider, module.open_provider(find_provider_address(job)))
     poll_s = settings().provider_poll_s
     submission = Submission(
         provider, job.work_name, folder, events.emit,
         PollPace(poll_s=poll_s, settle_s=settings().provider_settle_s),
-        stop_reason=lambda: read_stop_reason(folder) if events.stop_requested() else "",
+        stop_reason=partial(find_stop_reason, folder, events),
     )  # fmt: skip
+    try:
+        submission.end_if_asked()
+        run(job, submission, getattr(module, "format_row", format_row))
+    except Stopped:
+        withdraw_cancel(folder)
+        raise
+
+
+def find_stop_reason(folder: Path, events: Events) -> str:
+    """Return why the training is asked to stop; empty while it is not."""
+    if is_cancel_requested(folder):
+        return "cancel"
+    return read_stop_reason(folder) if events.stop_requested() else ""
+
+
+def run(job: TrainingJob, submission: Submission, format_row: FormatRow) -> None:
+    """Upload the rows, follow the remote job to its end, and take its result over."""
+    folder, emit, started = submission.folder, submission.emit, time.monotonic()
+    count = write_rows(job, folder / ROWS_FILE, format_row)
+    held_out = write_held_out(job, folder / HELD_OUT_FILE, format_row)
+    emit("prepared", rows=count, held_out=held_out, seconds=round(time.monotonic() - started, 3))
     submission.require_not_stopped()
     training, validation = submission.upload("rows", folder / ROWS_FILE), None
     if held_out:
@@ -68,11 +88,12 @@ def train(folder: Path, events: Events) -> None:
     rows = UploadedRows(training, validation)
     remote = submission.submit(build_request(job, submission.run_key), rows)
     service = job.service.base_url if job.service is not None else ""
-    events.emit("begin", restarted_from=None, device="provider", precision="provider", job=remote.id,
-                service=service or job.config.backend.value)  # fmt: skip
+    emit("begin", restarted_from=None, device="provider", precision="provider", job=remote.id,
+         service=service or job.config.backend.value)  # fmt: skip
     remote = submission.follow(remote)
-    save_result(job, folder, provider, remote, make_record(job, folder, remote, count, time.monotonic() - started))
-    events.emit("metrics", **final_metrics(folder))
+    record = make_record(job, folder, remote, count, time.monotonic() - started)
+    save_result(job, folder, submission.provider, remote, record)
+    emit("metrics", **final_metrics(folder))
     for name in (ROWS_FILE, HELD_OUT_FILE):
         (folder / name).unlink(missing_ok=True)
 
@@ -80,7 +101,7 @@ def train(folder: Path, events: Events) -> None:
 # Rows
 
 
-def write_rows(job: TrainingJob, path: Path, format_row: Callable[[Any, Stage], JsonObject]) -> int:
+def write_rows(job: TrainingJob, path: Path, format_row: FormatRow) -> int:
     """Write the rows that are trained on as JSON lines; returns how many. Raises `E-DATA-EMPTY`, `E-LIMIT`."""
     facts = job.config.backend.facts.provider
     assert facts is not None, "a backend of this room"
@@ -103,7 +124,7 @@ def write_rows(job: TrainingJob, path: Path, format_row: Callable[[Any, Stage], 
     return count
 
 
-def write_held_out(job: TrainingJob, path: Path, format_row: Callable[[Any, Stage], JsonObject]) -> int:
+def write_held_out(job: TrainingJob, path: Path, format_row: FormatRow) -> int:
     """Write the rows that the provider evaluates on; returns how many, 0 without `eval`."""
     rows = evaluation_rows(job)
     if rows:

@@ -29,12 +29,12 @@ from trainyard.backends.cloud.contract import (
     UploadedRows,
     make_run_key,
 )
+from trainyard.backends.cloud.journal import JOURNAL_FILE
 from trainyard.compute.child import EVENTS_FILE, Stopped, faultpoint
 from trainyard.compute.events import read_events
 from trainyard.json_types import JsonObject
 from trainyard.stores.whole import write_json_durably
 
-JOURNAL_FILE = "provider.json"
 POLL_S = 30.0
 SLOWEST_POLL_S = 300.0
 BACKOFF = 1.5
@@ -166,15 +166,22 @@ class Submission:
             self.wait(wait)
             job = self.read(job.id)
         self.charge(job)
+        self.close(job)
         if job.state is not ProviderState.DONE:
-            self.note(attempt=int(self.journal["attempt"]) + 1)
-            self.journal.pop("job")
-            self.note(creating=False, ended=[*self.journal.get("ended", []), job.id])
             raise ProviderError(
                 f"The provider's job {job.id} is {job.word}.", why=job.message,
                 do="Correct what it reports. A job that is started again is a new one there.",
             )  # fmt: skip
         return job
+
+    def close(self, job: RemoteJob) -> None:
+        """Note that a remote job is over. After one without a result the next submission is a new one."""
+        if job.state is ProviderState.DONE:
+            self.note(over=True)
+            return
+        self.journal.pop("job", None)
+        ended = [*self.journal.get("ended", []), job.id]
+        self.note(attempt=int(self.journal["attempt"]) + 1, creating=False, ended=ended)
 
     def read(self, job_id: str) -> RemoteJob:
         return self.ask(job_id, lambda: self.provider.read(job_id))
@@ -245,7 +252,9 @@ class Submission:
                 self.pace.sleep(min(self.pace.poll_s, 5.0))
                 job = self.read(job.id)
                 self.report(job)
-            self.charge(job)
+            if job.state.over:
+                self.charge(job)
+                self.close(job)
             raise Stopped(reason)
         self.emit(
             "warning", text=f"The provider's job {job.id} continues; resume follows it, cancel after that ends it."
@@ -259,6 +268,15 @@ class Submission:
         except ProviderError as error:
             if error.status not in (400, 404, 409):
                 raise
+
+    def end_if_asked(self) -> None:
+        """Cancel the remote job of an earlier start where the training is to end. Raises `Stopped` then."""
+        if self.stop_reason() in ("cancel", "budget"):
+            if job_id := self.journal.get("job"):
+                self.stop_if_asked(self.read(str(job_id)))
+            elif self.journal.get("creating") and (job := self.reconcile()) is not None:
+                self.stop_if_asked(self.adopt(job))
+        self.require_not_stopped()
 
     def require_not_stopped(self) -> None:
         if reason := self.stop_reason():

@@ -1,6 +1,6 @@
 """Google Vertex AI's tuning jobs, by httpx against its documented routes, with `google-auth` for tokens.
 
-google-genai (up to 3.6) asks for tenacity below 9.2, which Prefect's environment here has not. Rows lie in the
+Five routes need no client of their own; the types of google-genai validate their bodies in the double. Rows lie in the
 operator's bucket. The run key is in the display name and in a label, and the list is filtered by the label.
 """
 

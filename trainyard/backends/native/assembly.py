@@ -66,7 +66,7 @@ from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import SharedSession, make_strategy
 from trainyard.train.parallel.team import Team
 from trainyard.train.progress import SavedProgress
-from trainyard.train.rl.feed import RolloutFeed, RolloutPlan
+from trainyard.train.rl.feed import HeldOutPrompts, RolloutFeed, RolloutPlan
 from trainyard.train.rl.reward_model import attach_critic, make_critic, split_groups
 from trainyard.train.rows.batching import Cut, Feed, choose_cut, make_plan, sound_cut
 from trainyard.train.rows.prompts import require_any_prompt
@@ -276,8 +276,15 @@ def hold_out(job: TrainingJob, feed: Feed, prepared: PreparedData, total_steps: 
     trained_rows = round(total_steps / per_epoch * len(feed.examples))
     every = default_interval(total_steps, trained_rows, len(examples)) if evaluation.steps is None else evaluation.steps
     hyper = job.config.hyperparameters
+    held_out: Feed
+    if isinstance(feed, RolloutFeed):
+        held_out = HeldOutPrompts(
+            examples, plan, stage, feed.pad_id, config=job.config, panel=feed.panel, environment=feed.environment
+        )
+    else:
+        held_out = Feed(examples, plan, stage, feed.pad_id)
     return HeldOut(
-        Feed(examples, plan, stage, feed.pad_id),
+        held_out,
         [build_prompt(example, prepared.tokenizer) for example in examples[: evaluation.samples]],
         per_epoch if every == "epoch" else every,
         first=hyper.warmup(total_steps) + 1 if hyper.schedule.facts.warms_up else 1,

@@ -372,6 +372,7 @@ def training_record(run: NativeRun, seconds: float) -> JsonObject:
         **({"evaluation": evaluation_record(run, held_out)} if (held_out := run.job.config.eval) else {}),
         **({"rollouts": rollouts} if (rollouts := summarize_rollouts(run.progress.kept)) else {}),
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "launch": run.session.parallelism.layout,
         "seconds": round(seconds, 3),
         "versions": frame.library_versions(run.job.config, "torch", "transformers", "peft", *run.policy.packages),

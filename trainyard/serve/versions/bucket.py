@@ -7,6 +7,7 @@ reads what is pushed by hand: `gs://bucket/prefix/adapters/<tenant>/<role>/live.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.serve.publication import Destination, new_version, read_publication, register_pulled
 from trainyard.settings import Settings
 from trainyard.spec.chain import canonical_json
-from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion, check_name
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, check_name
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.objects.store import ObjectStore
 from trainyard.stores.objects.versions import (
@@ -24,7 +25,9 @@ from trainyard.stores.objects.versions import (
     make_conflict,
     point_there,
     read_published_number,
+    read_signature_there,
     upload,
+    upload_signature,
     version_prefix,
 )
 from trainyard.stores.whole import MANIFEST
@@ -49,8 +52,10 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
-def push_to_store(version: AdapterVersion, registry: AdapterRegistry, address: str, card: str) -> Sent:
+def push_to_store(version: AdapterVersion, registry: AdapterRegistry, address: str, cards: Mapping[str, str]) -> Sent:
     """Send a version under its own number; the store's pointer follows to a live version that is newer than its own.
+
+    `cards` are name -> text; one that is there stays as it is.
 
     Raises `Conflict` (`E-PUBLISH`) when the number belongs to another adapter there, `Corrupt` (`E-PUBLISH`) when a
     reader would get something else.
@@ -68,7 +73,9 @@ def push_to_store(version: AdapterVersion, registry: AdapterRegistry, address: s
             do="Look at the object store, and push again.",
             code="E-PUBLISH",
         )
-    create(objects, f"{prefix}/{CARD_FILE}", card.encode())
+    for name, text in cards.items():
+        create(objects, f"{prefix}/{name}", text.encode())
+    upload_signature(objects, version, registry.read_signature(version))
     is_live = registry.live(version.tenant, version.role).version == version.version
     if is_live:
         point_there(objects, version)
@@ -137,7 +144,8 @@ def fetch_published(
                 code="E-CORRUPT",
             ) from error
 
-    return register_pulled(publication, fetch, source=where, origin={}, to=to)
+    signature = read_signature_there(objects, prefix)
+    return register_pulled(publication, fetch, source=where, origin={}, to=to, signature=signature)
 
 
 def find_registered(registry: AdapterRegistry, name: str) -> AdapterVersion | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +19,26 @@ from typing import Any
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError, Unavailable
-from trainyard.serve.publication import new_version, read_publication, refuse_pickled, register_pulled, stage
+from trainyard.serve.publication import (
+    Publication,
+    new_version,
+    read_publication,
+    refuse_pickled,
+    register_pulled,
+    stage,
+)
 from trainyard.serve.versions.bucket import Sent
 from trainyard.settings import Settings
-from trainyard.stores.adapters import CARD_FILE, AdapterRegistry, AdapterVersion
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.ledger.proofs import PROOF_FILE
 from trainyard.stores.model_hub import import_hub
 from trainyard.stores.models import HUB_NAME
+from trainyard.stores.signing.bundles import SIGNATURE_FILE
 from trainyard.stores.whole import MANIFEST
 
 TOKEN_VARIABLE = "HF_TOKEN"
+CHANGED = frozenset({409, 412})
+"""Statuses of the Hub for a commit on a head that is not the newest, or a name that was just taken."""
 KEPT = frozenset({".gitattributes"})
 """Files of a repository that the Hub itself writes."""
 
@@ -46,12 +57,13 @@ def push_to_hub(
     version: AdapterVersion,
     registry: AdapterRegistry,
     to: HubAddress,
-    card: str,
+    cards: Mapping[str, str],
     try_run: Callable[[Path], object] = ignore,
 ) -> Sent:
     """Commit a version to a repository, which is made if it is not there; the same content twice is one commit.
 
     `try_run` gets the folder that is sent, before anything is sent, and raises for an adapter that does not run.
+    `cards` are name -> text. A proof that is there for the same files stays: the log has only grown since.
 
     Raises `InvalidInput` (`E-NAME`, `E-API-KEY`), `Conflict` (`E-PUBLISH`) for a repository with something else in
     it or a public one that was not requested, `Unavailable` (`E-AUTH`, `E-PUBLISH`).
@@ -63,14 +75,19 @@ def push_to_hub(
     with TemporaryDirectory(dir=registry.root.parent, prefix=".push-") as work, translate_errors(hub, to.name, "push"):
         folder = Path(work) / "version"
         folder.mkdir()
-        stage(version, registry, folder)
+        publication = stage(version, registry, folder)
         try_run(folder)
-        (folder / CARD_FILE).write_text(card, encoding="utf-8")
+        for name, text in cards.items():
+            (folder / name).write_text(text, encoding="utf-8")
         head = open_repository(hub, api, to)
         there = {sibling.rfilename for sibling in head.siblings or ()} - KEPT
-        if there and (owner := find_owner(api, to, head, Path(work))) != version.alias:
-            raise occupied_error(to, owner, version)
+        before = find_publication(api, to, head, Path(work))
+        if there and (before is None or before.alias != version.alias):
+            raise occupied_error(to, before.alias if before else "", version)
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        if before is not None and before.sha256 == publication.sha256 and PROOF_FILE in there & files.keys():
+            del files[PROOF_FILE]
+            there = there - {PROOF_FILE}
         changes = [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
         changes += [hub.CommitOperationDelete(path_in_repo=name) for name in sorted(there - files.keys())]
         done = api.create_commit(
@@ -102,12 +119,12 @@ def open_repository(hub: ModuleType, api: Any, to: HubAddress) -> Any:
     return head
 
 
-def find_owner(api: Any, to: HubAddress, head: Any, work: Path) -> str:
-    """Return the role whose version a repository contains; empty if Trainyard has not published it."""
+def find_publication(api: Any, to: HubAddress, head: Any, work: Path) -> Publication | None:
+    """Return what a repository contains; None if Trainyard has not published it."""
     if MANIFEST not in {sibling.rfilename for sibling in head.siblings or ()}:
-        return ""
+        return None
     path = api.hf_hub_download(to.name, MANIFEST, revision=head.sha, local_dir=work / "there")
-    return read_publication(Path(path).read_bytes(), to.name).alias
+    return read_publication(Path(path).read_bytes(), to.name)
 
 
 def occupied_error(to: HubAddress, owner: str, version: AdapterVersion) -> Conflict:
@@ -153,6 +170,10 @@ def pull_from_hub(source: HubAddress, settings: Settings, alias: str | None = No
             shutil.move(api.hf_hub_download(source.name, name, revision=head.sha, local_dir=work), target)
 
         path = Path(api.hf_hub_download(source.name, MANIFEST, revision=head.sha, local_dir=work))
+        signature = None
+        if SIGNATURE_FILE in there:
+            bundle = api.hf_hub_download(source.name, SIGNATURE_FILE, revision=head.sha, local_dir=work)
+            signature = Path(bundle).read_bytes()
         publication = read_publication(path.read_bytes(), source.name)
         return register_pulled(
             publication,
@@ -160,6 +181,7 @@ def pull_from_hub(source: HubAddress, settings: Settings, alias: str | None = No
             source=f"hub:{source.name}",
             origin={"revision": head.sha},
             to=new_version(settings, alias),
+            signature=signature,
         )
 
 
@@ -219,6 +241,13 @@ def translate_errors(hub: ModuleType, name: str, verb: str) -> Iterator[None]:
                 why=f"It answered with status {status}.",
                 do="Use a token that may write to this organization.",
                 code="E-AUTH",
+            ) from error
+        if status in CHANGED:
+            raise Conflict(
+                f"{name!r} could not be {verb}ed, because it was changed at the same time.",
+                why=f"The Hub answered with status {status}; nothing of this {verb} is there.",
+                do="Look at who else writes to it, then try again.",
+                code="E-PUBLISH",
             ) from error
         raise build_failure(name, verb, error) from error
     except (

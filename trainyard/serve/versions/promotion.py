@@ -28,6 +28,7 @@ from trainyard.serve.deploy import (
     refuse,
     roll_out,
 )
+from trainyard.serve.signatures import verify_version
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.merged import read_facts
 from trainyard.serve.trial import try_version
@@ -66,7 +67,8 @@ def roll_out_version(
         sites = open_sites(request, registry, settings, clients, open_clients)
         refuse(check_files(request, sites[0].candidate, settings))
         refuse(check_sites(sites))
-        version = keep_card(try_version(registry.verify(version), registry, settings), registry, settings)
+        version = try_version(verify_version(version, registry, settings), registry, settings)
+        version = keep_card(version, registry, settings)
         sites[-1].action = action  # the registry's own pointer is the last one
         return roll_out(version, sites, registry)
 
@@ -135,7 +137,7 @@ def merge_version(
     is left then.
     """
     registry = AdapterRegistry(settings.adapters)
-    adapter = reference(registry.verify(version), registry)
+    adapter = reference(verify_version(version, registry, settings), registry)
     facts = read_facts(version)
     return merge_adapter(adapter, version.name, target, settings, facts, format=format, dtype=dtype)
 

@@ -57,10 +57,13 @@ class EvalMetric(AxisValue):
     LOSS = MetricFacts("loss", best="min")
     REWARD_ACCURACY = MetricFacts("reward_accuracy", best="max")
     REWARD_MARGIN = MetricFacts("reward_margin", best="max")
+    REWARD = MetricFacts("reward", best="max")
 
 
 DEFAULT_GROUP = 8
 """Completions of a prompt in grpo, and then the rows of a micro-batch, where neither was chosen."""
+COMPLETION_METRICS = (EvalMetric.REWARD,)
+"""Of stages that learn from the rewards of completions that they draw."""
 PREFERENCE_METRICS = (EvalMetric.LOSS, EvalMetric.REWARD_ACCURACY, EvalMetric.REWARD_MARGIN)
 
 
@@ -387,7 +390,7 @@ class StageFacts(Facts):
     has_control: bool = False
     """Whether the rows have answers that a control can shuffle."""
     eval_metrics: tuple[EvalMetric, ...] = (EvalMetric.LOSS,)
-    """What its held-out rows can be scored by while it trains; none where it learns from completions that it draws."""
+    """What its held-out rows can be scored by while it trains; the first one is the default."""
     draws_groups: bool = False
     """Whether it learns from the rewards of completions that it draws, some to each prompt."""
     extra_operations: int = 0
@@ -428,7 +431,7 @@ class Stage(AxisValue):
         ports=(Port.SFT, Port.PROMPTS),
         learning_rates=(3e-6, 1e-5),
         settings=PpoSettings,
-        eval_metrics=(),
+        eval_metrics=COMPLETION_METRICS,
         draws_groups=True,
         extra_operations=4,
     )
@@ -458,7 +461,7 @@ class Stage(AxisValue):
         ports=(Port.SFT, Port.PROMPTS),
         learning_rates=(1e-6, 1e-5),
         settings=GrpoSettings,
-        eval_metrics=(),
+        eval_metrics=COMPLETION_METRICS,
         draws_groups=True,
         extra_operations=2,
     )

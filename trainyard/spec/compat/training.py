@@ -146,9 +146,9 @@ def unserved_policy(config: TrainerConfig, at: NodeView) -> Match:
 
 
 def without_metric(config: TrainerConfig, _: NodeView) -> Match:
-    """Return a metric that the stage does not report, where it reports others."""
+    """Return the metrics that the stage reports, where the requested one is none of them."""
     evaluation, there = config.eval, config.stage.facts.eval_metrics
-    return evaluation is not None and bool(there) and evaluation.metric not in there and {"there": join_words(there)}
+    return evaluation is not None and evaluation.metric not in there and {"there": join_words(there)}
 
 
 def without_set(config: TrainerConfig, at: NodeView) -> Match:
@@ -307,12 +307,6 @@ TRAINER_ROWS = (
         and not config.stage.facts.draws_groups,
         "The trainer before it makes a reward model, which gives scores and no text.",
         "Let this trainer need the trainer of the stage that it continues.", chained=True,
-    ),
-    Row(
-        "eval-stage", "R-EVALUATION", "trainer", "config.eval",
-        lambda config, _: config.eval is not None and not config.stage.facts.eval_metrics,
-        "Stage {config.stage} learns from completions that it draws, and is not evaluated on held-out rows.",
-        "Remove `eval`, and put an evaluator after the trainer.",
     ),
     Row(
         "eval-metric", "R-EVALUATION", "trainer", "config.eval.metric", without_metric,

@@ -17,12 +17,13 @@ from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.json_types import JsonObject
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.ledger.index import LedgerIndex
-from trainyard.stores.ledger.log import CHECKPOINT, OPENED, ROTATED, Head, Ledger, list_tile_files
+from trainyard.stores.ledger.log import CHECKPOINT, LATE, OPENED, ROTATED, Head, Ledger, list_tile_files
 from trainyard.stores.ledger.merkle import hash_leaf, hash_node, tree_root
 from trainyard.stores.ledger.notes import PublicKey, parse_checkpoint, parse_note, parse_vkey
 from trainyard.stores.ledger.tiles import ENTRIES, HASH_BYTES, WIDTH, Tile, list_tiles, unpack_entries
 
 MOST_PROBLEMS = 50
+CLOCK_TOLERANCE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class LedgerVerification:
     problems: list[LedgerProblem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Facts that are not problems, such as tiles that a writer left which was interrupted."""
+    late: list[int] = field(default_factory=list)
+    """Entries that were added later than their step, because they could not be written then."""
     witnessed: list[str] = field(default_factory=list)
     """Cosigned checkpoints that this log contains."""
 
@@ -75,6 +78,7 @@ def verify_ledger(ledger: Ledger, key: PublicKey | None = None) -> LedgerVerific
     entries = read_entries(head, result)
     leaves = check_leaves(head, entries, result)
     rows = check_contents(entries, result)
+    check_times(rows, ledger.now(), result)
     check_signature(ledger, head, rows, key, result)
     check_upper_tiles(ledger, head, leaves, result)
     check_other_files(ledger, head, leaves, result)
@@ -172,7 +176,20 @@ def check_contents(entries: list[bytes | None], result: LedgerVerification) -> l
             result.add(where, f"The entry says that it is number {row.get('seq')}.", seq)
         elif (first := keys.setdefault(str(row.get("key")), seq)) != seq:
             result.add(where, f"The entry has the key of entry {first}.", seq)
+        elif LATE in row:
+            result.late.append(seq)
     return rows
+
+
+def check_times(rows: list[JsonObject | None], now_s: float, result: LedgerVerification) -> None:
+    """Note the entries from the future: a clock was ahead then, or is behind now; their order is certain."""
+    ahead = [seq for seq, row in enumerate(rows) if row and is_ahead(row.get("time"), now_s)]
+    if ahead:
+        result.notes.append(f"{len(ahead)} entries are from the future, the first is {ahead[0]}: a clock was wrong.")
+
+
+def is_ahead(time_s: object, now_s: float) -> bool:
+    return isinstance(time_s, int | float) and time_s > now_s + CLOCK_TOLERANCE_S
 
 
 def parse_entry(data: bytes | None) -> JsonObject | None:

@@ -56,6 +56,8 @@ from trainyard.stores.whole import file_to_create, flush_name, new_file
 CHECKPOINT = "checkpoint"
 OPENED, ROTATED = "opened", "rotated"
 """Kinds of entries that name the key of the checkpoints from there on."""
+LATE = "unledgered"
+"""Field of an entry that was added later than its step: {time, code}."""
 KEY_PREFIX = "PRIVATE+KEY+"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 
+HASH_BYTES = 32
 EMPTY_ROOT = hashlib.sha256(b"").digest()
 SubtreeHash = Callable[[int, int], bytes]
 """(level, index) -> hash of the `2**level` leaves from `index * 2**level` on."""
@@ -71,7 +72,7 @@ def prove_inclusion(index: int, size: int, subtree: SubtreeHash) -> list[bytes]:
 
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> bool:
     """Return whether a leaf hash is at `index` of the tree with this size and root (RFC 9162, 2.1.3.2)."""
-    if not 0 <= index < size:
+    if not 0 <= index < size or len(leaf) != HASH_BYTES:
         return False
     node, last, digest = index, size - 1, leaf
     for sibling in proof:

@@ -23,10 +23,11 @@ from trainyard.errors import Corrupt, InvalidInput
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-ED25519, COSIGNATURE = 1, 4
-"""Types of signatures: of the log itself, and of a witness, with its time."""
+ED25519, COSIGNATURE, ML_DSA_COSIGNATURE = 1, 4, 6
+"""Types of signatures: of the log itself, and of a witness, with its time, by Ed25519 or ML-DSA-44 (FIPS 204)."""
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
-MAX_NOTE_BYTES = 64 << 10
+KEY_SIZES = {ED25519: KEY_BYTES, COSIGNATURE: KEY_BYTES, ML_DSA_COSIGNATURE: 1312}
+MAX_NOTE_BYTES, MAX_NAME_BYTES = 64 << 10, 255
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,13 @@ class PublicKey:
     def verify(self, signature: bytes, message: bytes) -> bool:
         from cryptography.exceptions import InvalidSignature  # 30 ms, and only a ledger needs it
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
 
         try:
-            Ed25519PublicKey.from_public_bytes(self.key).verify(signature, message)
+            if self.kind == ML_DSA_COSIGNATURE:
+                MLDSA44PublicKey.from_public_bytes(self.key).verify(signature, message)
+            else:
+                Ed25519PublicKey.from_public_bytes(self.key).verify(signature, message)
         except (InvalidSignature, ValueError):
             return False
         return True
@@ -68,7 +73,7 @@ def parse_vkey(text: str) -> PublicKey:
     try:
         data = base64.b64decode(encoded, validate=True)
         key = PublicKey(name, data[0], data[1:])
-        if not name or len(key.key) != KEY_BYTES or key.id.hex() != key_id or data[0] not in (ED25519, COSIGNATURE):
+        if not name or len(key.key) != KEY_SIZES.get(data[0]) or key.id.hex() != key_id:
             raise ValueError
     except (ValueError, IndexError):
         raise InvalidInput(
@@ -112,12 +117,33 @@ def cosigned_message(text: str, time_s: int) -> bytes:
     return f"cosignature/v1\ntime {time_s}\n{text}".encode()
 
 
+def cosigned_tree(name: str, text: str, time_s: int) -> bytes:
+    """Return the message of an ML-DSA-44 cosignature (`cosigned_message` of tlog-cosignature) about a whole tree.
+
+    It is empty where a name is longer than the format allows.
+    """
+    checkpoint = parse_checkpoint(text)
+    if max(len(name.encode()), len(checkpoint.origin.encode())) > MAX_NAME_BYTES:
+        return b""
+    names = [bytes([len(part)]) + part for part in (name.encode(), checkpoint.origin.encode())]
+    sizes = bytes(8) + checkpoint.size.to_bytes(8, "big")
+    return b"subtree/v1\n\0" + names[0] + time_s.to_bytes(8, "big") + names[1] + sizes + checkpoint.root
+
+
 @dataclass(frozen=True)
 class Note:
     """A signed note: its text, and (name, key id, signature) of every line below it."""
 
     text: str
     signatures: tuple[tuple[str, bytes, bytes], ...]
+
+    @property
+    def data(self) -> bytes:
+        """Return the note as it was read."""
+        lines = (
+            f"— {name} {base64.b64encode(key_id + signature).decode()}\n" for name, key_id, signature in self.signatures
+        )
+        return f"{self.text}\n{''.join(lines)}".encode()
 
     def is_signed_by(self, key: PublicKey) -> bool:
         return any(True for _ in self.times(key))
@@ -127,9 +153,15 @@ class Note:
         for name, key_id, signature in self.signatures:
             if (name, key_id) != (key.name, key.id):
                 continue
-            if key.kind == COSIGNATURE and len(signature) == 8 + SIGNATURE_BYTES:
-                time_s = int.from_bytes(signature[:8], "big")
-                if key.verify(signature[8:], cosigned_message(self.text, time_s)):
+            time_s = int.from_bytes(signature[:8], "big")
+            if key.kind == COSIGNATURE:
+                if len(signature) == 8 + SIGNATURE_BYTES and key.verify(
+                    signature[8:], cosigned_message(self.text, time_s)
+                ):
+                    yield time_s
+            elif key.kind == ML_DSA_COSIGNATURE:
+                message = cosigned_tree(key.name, self.text, time_s)
+                if message and key.verify(signature[8:], message):
                     yield time_s
             elif key.kind == ED25519 and key.verify(signature, self.text.encode()):
                 yield 0
@@ -165,6 +197,11 @@ class Checkpoint:
     @property
     def text(self) -> str:
         return f"{self.origin}\n{self.size}\n{base64.b64encode(self.root).decode()}\n"
+
+
+def hash_origin(origin: str) -> str:
+    """Return the name of a log at witnesses and anchors (tlog-witness): SHA-256 of its origin."""
+    return hashlib.sha256(origin.encode()).hexdigest()
 
 
 def parse_checkpoint(text: str) -> Checkpoint:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from decimal import Decimal
 from pathlib import Path
 
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.stores.ledger.log import Ledger, run_key
+from trainyard.stores.ledger.unledgered import UnledgeredEntry, UnledgeredFile, may_heal
 
 DATA_READ, GENERATED, VALIDATED, TRAINED = "data_read", "generated", "validated", "trained"
 EVALUATED, DEPLOYED, PUBLISHED, PROMOTED = "evaluated", "deployed", "published", "promoted"
 PAUSED, RESUMED, FAILED, RENTED, PAID = "paused", "resumed", "failed", "rented", "paid"
+ANCHORED, ANCHOR_FAILED, AUDITED = "anchored", "anchor_failed", "audited"
 KINDS = (
     DATA_READ, GENERATED, VALIDATED, TRAINED, EVALUATED, DEPLOYED, PUBLISHED, PROMOTED, PAUSED, RESUMED, FAILED,
-    RENTED, PAID,
+    RENTED, PAID, ANCHORED, ANCHOR_FAILED, AUDITED,
 )  # fmt: skip
 _LEDGERS: dict[Path, Ledger] = {}
 _LOCK = threading.Lock()
@@ -34,15 +37,30 @@ def open_ledger(home: Path) -> Ledger:
 def record_step(home: Path, kind: str, key: str, **fields: object) -> str:
     """Add an entry, unless its key is there. Return the reason where it could not be written, empty when it is there.
 
-    A step that is done is not undone because it could not be recorded: the caller reports the reason, and the same
-    step records it when it is repeated.
+    A step that is done is not undone because it could not be recorded: the caller reports the reason, the entry is kept
+    as unledgered, and the next one that can be written brings it along.
     """
     assert kind in KINDS, kind
+    ledger, draft = open_ledger(home), {"kind": kind, "key": key, **to_finite(fields)}
+    unledgered = UnledgeredFile.of_ledger(ledger)
     try:
-        open_ledger(home).append({"kind": kind, "key": key, **to_finite(fields)})
+        unledgered.heal(ledger.append, [draft])
     except (TrainyardError, OSError) as error:
-        return f"The step is not in the ledger. {error}"
+        return keep_unledgered(unledgered, draft, error)
+    unledgered.make_reserve()
     return ""
+
+
+def keep_unledgered(unledgered: UnledgeredFile, draft: JsonObject, error: TrainyardError | OSError) -> str:
+    """Keep an entry that could not be written, and return what the caller reports."""
+    if not may_heal(error):
+        return f"The step is not in the ledger, and is not added later. {error}"
+    code = error.code if isinstance(error, TrainyardError) else "E-DISK-ERROR"
+    try:
+        unledgered.add(UnledgeredEntry(draft, round(time.time(), 3), code))
+    except OSError as second:
+        return f"The step is not in the ledger, and could not be kept for later ({second.strerror}). {error}"
+    return f"The step is not in the ledger yet; the next entry brings it along. {error}"
 
 
 def to_finite(value: object) -> JsonObject:

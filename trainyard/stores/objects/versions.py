@@ -3,6 +3,7 @@
     adapters/<tenant>/<role>/v<N>/reserved.json   whose number it is (create only)
     adapters/<tenant>/<role>/v<N>/<file>          (create only)
     adapters/<tenant>/<role>/v<N>/manifest.json   last (create only): a version without it does not exist for readers
+    adapters/<tenant>/<role>/v<N>/model.sig       the signature over its files, where it has one
     adapters/<tenant>/<role>/live.json            the pointer that a gateway re-reads
 
 Doing it again, after a crash or by another process, finds what is there and adds nothing.
@@ -21,6 +22,7 @@ from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterVersion
 from trainyard.stores.files import DISK, Files
 from trainyard.stores.objects.store import ObjectStore
+from trainyard.stores.signing.bundles import SIGNATURE_FILE
 from trainyard.stores.whole import MANIFEST
 
 RESERVED = "reserved.json"
@@ -121,6 +123,21 @@ def is_uploaded(objects: ObjectStore, version: AdapterVersion) -> bool:
         facts = (there.size, there.metadata.get("sha256")) if there is not None else None
         same = same and facts == (entry["bytes"], entry["sha256"])
     return same
+
+
+def upload_signature(objects: ObjectStore, version: AdapterVersion, bundle: bytes | None) -> None:
+    """Put the signature of a version next to its files; one by an earlier key is replaced."""
+    name = f"{version_prefix(version.tenant, version.role, version.version)}/{SIGNATURE_FILE}"
+    if bundle is None or create(objects, name, bundle):
+        return
+    there = objects.head(name)
+    objects.put(name, bundle, if_generation_match=there.generation if there is not None else 0)
+
+
+def read_signature_there(objects: ObjectStore, prefix: str) -> bytes | None:
+    """Return the signature of a published version; None without one."""
+    name = f"{prefix}/{SIGNATURE_FILE}"
+    return objects.get(name) if objects.head(name) is not None else None
 
 
 def point_there(objects: ObjectStore, version: AdapterVersion, sure: Sure = lambda: None) -> None:

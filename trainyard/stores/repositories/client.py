@@ -202,7 +202,17 @@ class DataWorkers:
         return {"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": sha256, "size": size}}
 
     def upload_content(self, kind: str, repository: str, file: Path, sha256: str, size: int) -> None:
-        """Upload one content, in parts if it is large. Raises `LimitExceeded` (`E-LIMIT`) over the quota."""
+        """Upload one content to the first worker that takes all of it. Raises `LimitExceeded`, `Unavailable`."""
+        for url in self.urls:
+            try:
+                self.send_content(kind, repository, file, sha256, size)
+                return
+            except DOWN as error:  # it ended in the middle
+                self.note_down(url, error)
+        raise self.none_answers()
+
+    def send_content(self, kind: str, repository: str, file: Path, sha256: str, size: int) -> None:
+        """Send one content, in parts if it is large. Raises `LimitExceeded` (`E-LIMIT`) over the quota."""
         prefix = "" if kind == "models" else f"/{kind}"
         body = {
             "operation": "upload", "transfers": ["basic", "multipart"], "objects": [{"oid": sha256, "size": size}],

@@ -73,6 +73,8 @@ def read_events(call: WireCall, record: FineTuningRecord, job: JobDetail | None)
         metrics = metrics_of(point) | ({"total_steps": total} if total is not None else {})
         losses = (("training", point.loss), ("validation", point.eval_loss))
         texts = [f"{name} loss={loss:.2f}" for name, loss in losses if loss is not None]
+        if point.eval_reward is not None:
+            texts.append(f"validation reward={point.eval_reward:.2f}")
         text = f"Step {point.step}/{total or '?'}{': ' if texts else ''}{', '.join(texts)}"
         events.append(WireEvent(f"ftevent-{number}-step{point.step}", point.time, text, data=metrics))
     if job is not None and job.state is JobState.PAUSED:
@@ -89,13 +91,18 @@ def read_events(call: WireCall, record: FineTuningRecord, job: JobDetail | None)
 
 
 def metrics_of(point: Point) -> JsonObject:
-    values = {"step": point.step, "train_loss": point.loss, "valid_loss": point.eval_loss, "reward": point.reward}
+    values = {
+        "step": point.step, "train_loss": point.loss, "valid_loss": point.eval_loss, "reward": point.reward,
+        "valid_reward": point.eval_reward,
+    }  # fmt: skip
     return {name: value for name, value in values.items() if value is not None}
 
 
 def metrics_of_checkpoint(point: Point) -> JsonObject:
     """Return the metrics of a step; a validation loss here is always that of the whole file."""
-    whole = {} if point.eval_loss is None else {"full_valid_loss": point.eval_loss}
+    whole: JsonObject = {} if point.eval_loss is None else {"full_valid_loss": point.eval_loss}
+    if point.eval_reward is not None:
+        whole["full_valid_reward"] = point.eval_reward
     return metrics_of(point) | whole
 
 

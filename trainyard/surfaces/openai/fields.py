@@ -87,10 +87,12 @@ TAKEN: Mapping[str, Mapping[str, str]] = {
     JOBS: {
         "model": "a base: `starter`, a folder, a Hub name",
         "training_file": "a file with the purpose fine-tune",
-        "validation_file": "the same; `valid_loss` in events, checkpoints and result file; not with reinforcement",
+        "validation_file": "the same; `valid_loss` in events, checkpoints and result file; of reinforcement, "
+        "`valid_reward` in events and checkpoints",
         "hyperparameters": "n_epochs, batch_size, learning_rate_multiplier; not next to `method`",
         "method": "supervised, dpo, reinforcement, with their hyperparameters; of reinforcement, compute_multiplier, "
-        "eval_interval, eval_samples, reasoning_effort and response_format in neutral values only",
+        "eval_samples, reasoning_effort and response_format in neutral values only, eval_interval next to "
+        "validation_file only",
         "seed": "any; 42 by default",
         "suffix": "1 to 64 characters",
         "metadata": "16 pairs; jobs are listed by them",

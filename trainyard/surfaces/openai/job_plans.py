@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
@@ -74,7 +75,7 @@ def plan_job(body: CreateJobBody, files: JobFiles, name: str, settings: Settings
     settings_of_method = getattr(method, method.type)
     hyper = settings_of_method.hyperparameters if settings_of_method is not None else body.hyperparameters
     fields = hyper.model_dump() if hyper is not None else {}
-    stage = stage_of(method, fields)
+    stage = stage_of(method, fields, evaluated=files.validation is not None)
     dataset: JsonObject = {"path": files.training.path, "format": "openai"}
     answer = None
     if method.type == "reinforcement":
@@ -92,14 +93,18 @@ def plan_job(body: CreateJobBody, files: JobFiles, name: str, settings: Settings
     request["method"][method.type] = shown_method(method, fields, resolved)
     request["seed"] = resolved.hyperparameters.seed
     if files.validation is not None:
-        dataset["heldout"] = {"path": files.validation.path, "format": "openai"}
-        parameters["eval"] = evaluation_of(resolved)
+        dataset["heldout"] = {**dataset, "path": files.validation.path}
+        parameters["eval"] = evaluation_of(resolved, fields.get("eval_interval", AUTO))
     return PlannedJob(parameters, request, answer)
 
 
-def evaluation_of(resolved: TrainerConfig) -> JsonObject:
-    """Return how often a validation file is evaluated: after each epoch, of few epochs as often as is cheap."""
-    every = {"steps": "epoch"} if (resolved.hyperparameters.epochs or 0) >= EPOCHS_TO_EVALUATE else {}
+def evaluation_of(resolved: TrainerConfig, interval: int | Literal["auto"] = AUTO) -> JsonObject:
+    """Return how often a validation file is evaluated: every `interval` steps, by default after each epoch, of few
+    epochs as often as is cheap.
+    """
+    every: JsonObject = {"steps": "epoch"} if (resolved.hyperparameters.epochs or 0) >= EPOCHS_TO_EVALUATE else {}
+    if interval != AUTO:
+        every = {"steps": interval}
     return {"set": "heldout", "max_rows": MOST_VALIDATION_ROWS, "keep_best": 0, **every}
 
 
@@ -107,21 +112,17 @@ def refuse_unsupported(body: CreateJobBody) -> None:
     """Raise `WireError` 400 for a field that nothing here would read."""
     if body.integrations:  # an empty list asks for nothing
         refuse_fields(JOBS, {"integrations": body.integrations})
-    if body.validation_file is not None and body.method is not None and body.method.type == "reinforcement":
-        text = (
-            "'validation_file' has no effect with 'reinforcement': completions that are drawn have no validation loss. "
-            "Leave it out; events have the mean reward of each step."
-        )
-        raise WireError(400, text, param="validation_file", code="unsupported_parameter")
 
 
-def stage_of(method: MethodBody, fields: JsonObject) -> JsonObject:
+def stage_of(method: MethodBody, fields: JsonObject, *, evaluated: bool) -> JsonObject:
     """Return the stage of a method. Raises `WireError` 400 for a setting of reinforcement without an effect."""
     stage: JsonObject = {"type": STAGES[method.type].value}
     if fields.get("beta", AUTO) != AUTO:
         stage["beta"] = float(fields["beta"])
     if method.reinforcement is not None:
         for name in ("compute_multiplier", "eval_interval", "eval_samples", "reasoning_effort"):
+            if name == "eval_interval" and evaluated:
+                continue
             if fields[name] != ReinforcementHyperparameters.model_fields[name].default:
                 path = f"method.reinforcement.hyperparameters.{name}"
                 raise WireError(400, f"'{path}' has no effect here.", param=path, code="unsupported_parameter")

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainyard.app.context import ConfinedCalls
 from trainyard.app.exposure import Exposure
-from trainyard.app.live.service_threads import keep_live
+from trainyard.app.live.service_threads import keep_audited, keep_live
 from trainyard.operations.table import API
 from trainyard.settings import Settings
 from trainyard.surfaces.access.authentication import Authenticator
@@ -43,6 +43,7 @@ def serve_api(
     Raises `LimitExceeded` (`E-PORT`), `InvalidInput` (`E-AUTH`, `E-PARAMETER`).
     """
     with contextlib.ExitStack() as exit_stack:
+        exit_stack.enter_context(keep_audited(settings, say))
 
         def build(names: tuple[str, ...]) -> ASGIApp:
             confined = ChildCalls(settings.api_heavy_calls)

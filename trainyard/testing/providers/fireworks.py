@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, is_typeddict
 
 from trainyard.json_types import JsonObject
 from trainyard.testing.providers.double import TOKENS, Call, JobDouble, ProviderDouble, Refusal, Reply
@@ -112,8 +112,11 @@ def validate_body(kind: Any, body: JsonObject) -> JsonObject:
     if unknown:
         raise Refusal(400, f"There is no field {', '.join(sorted(unknown))}.")
     for name, value in body.items():
+        if isinstance(value, dict) and is_typeddict(names[name]):
+            validate_body(names[name], value)
+            continue
         try:
-            TypeAdapter(names[name]).validate_python(value) if not isinstance(value, dict) else None
+            TypeAdapter(names[name]).validate_python(value)
         except ValidationError as error:
             raise Refusal(400, f"{name}: {error}") from error
     return body

@@ -1,4 +1,7 @@
-"""A double of Hugging Face Jobs: the Hub's double, with the routes of jobs, their logs, and the list of prices."""
+"""A double of Hugging Face Jobs: jobs, their logs, the list of prices, and repositories around them.
+
+Bodies are compared with those that `huggingface_hub` writes, whose `JobInfo` reads the answers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainyard.json_types import JsonObject
-from trainyard.testing.hub_server import HubHandler, HubServer
 from trainyard.testing.providers.double import (
     COST_USD,
     KEY,
@@ -21,19 +23,16 @@ from trainyard.testing.providers.double import (
     Reply,
 )
 from trainyard.testing.providers.faults import Faults
+from trainyard.testing.providers.hf_repositories import RepositoryHandler, RepositoryServer
 
 NAMESPACE = "acme"
 FLAVORS = {"cpu-basic": 167, "a10g-small": 16_667, "l4x1": 13_333}
 """Hardware -> millionths of a dollar a minute."""
-BODY_FIELDS = {
-    "command", "arguments", "environment", "flavor", "secrets", "timeoutSeconds", "labels", "dockerImage", "attempts",
-    "volumes",
-}  # fmt: skip
 SECONDS = round(COST_USD / (FLAVORS["a10g-small"] * 1e-6) * 60)
 
 
-class HfHandler(HubHandler, DoubleHandler):
-    """Answers jobs itself, and repositories as the Hub's double does."""
+class HfHandler(RepositoryHandler, DoubleHandler):
+    """Answers for jobs and for repositories."""
 
     server: HfJobsDouble
 
@@ -42,12 +41,12 @@ class HfHandler(HubHandler, DoubleHandler):
         if path.startswith(("/api/jobs", "/api/whoami")):
             self.handle_call()
         else:
-            self.answer()
+            self.answer_repositories(KEY)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer_any
 
 
-class HfJobsDouble(ProviderDouble, HubServer):
+class HfJobsDouble(ProviderDouble, RepositoryServer):
     """The Hub on a free port, for `HfApi(endpoint=url, token=KEY)`."""
 
     routes = (
@@ -63,10 +62,10 @@ class HfJobsDouble(ProviderDouble, HubServer):
     failed, canceled = "ERROR", "CANCELED"
 
     def __init__(self, faults: Faults | None = None, weights: dict[str, bytes] | None = None) -> None:
-        self.temporary = tempfile.TemporaryDirectory()
-        HubServer.__init__(self, {}, tokens={KEY: NAMESPACE}, root=Path(self.temporary.name))
+        super().__init__(faults, weights)
         self.RequestHandlerClass = HfHandler
-        self.prepare(faults, weights)
+        self.temporary = tempfile.TemporaryDirectory()
+        self.root, self.models = Path(self.temporary.name), {}
 
     def server_close(self) -> None:
         super().server_close()
@@ -83,9 +82,7 @@ class HfJobsDouble(ProviderDouble, HubServer):
         ])  # fmt: skip
 
     def create_job(self, call: Call) -> Reply:
-        body = call.json
-        if unknown := body.keys() - BODY_FIELDS:
-            raise Refusal(400, f"There is no field {', '.join(sorted(unknown))}.")
+        body = validate_body(call.json)
         if body.get("flavor") not in FLAVORS:
             raise Refusal(400, f"There is no hardware {body.get('flavor')}.")
         if not 1 <= body.get("timeoutSeconds", 0) <= 86_400 * 7:
@@ -107,7 +104,7 @@ class HfJobsDouble(ProviderDouble, HubServer):
 
     def publish(self, name: str) -> None:
         """Put the weights into the repository that the job's program would have pushed to."""
-        folder = Path(self.temporary.name) / name
+        folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in self.weights.items():
             (folder / file).write_bytes(content)
@@ -127,6 +124,22 @@ class HfJobsDouble(ProviderDouble, HubServer):
 
     def cancel(self, call: Call, job_id: str) -> Reply:
         return Reply(200, describe(self.cancel_job(job_id)))
+
+
+def validate_body(body: JsonObject) -> JsonObject:
+    """Return the body of a job that the official client writes, too, from the same values. Raises `Refusal` (400)."""
+    from huggingface_hub._jobs_api import JobHardware, _create_job_spec  # what `HfApi.run_uv_job` posts
+
+    spec = _create_job_spec(
+        image=body.get("dockerImage", ""), command=body.get("command", []), env=body.get("environment"),
+        secrets=body.get("secrets"), flavor=body.get("flavor"), timeout=body.get("timeoutSeconds"),
+        labels=body.get("labels"), attempts=body.get("attempts"),
+    )  # fmt: skip
+    if differing := [name for name in body.keys() | spec.keys() if body.get(name) != spec.get(name)]:
+        raise Refusal(400, f"The client writes {', '.join(sorted(differing))} in another way, or not at all.")
+    if body["flavor"] not in {hardware.value for hardware in JobHardware}:
+        raise Refusal(400, f"There is no hardware {body['flavor']}.")
+    return body
 
 
 def describe(job: JobDouble) -> JsonObject:

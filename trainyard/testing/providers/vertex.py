@@ -1,29 +1,14 @@
-"""A double of Vertex AI's tuning jobs and of their bucket; fields of a body are those of its REST reference."""
+"""A double of Vertex AI's tuning jobs and of their bucket; bodies and answers fit the types of `google-genai` 3.6."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from trainyard.json_types import JsonObject
 from trainyard.testing.providers.double import TOKENS, Call, JobDouble, ProviderDouble, Refusal, Reply
 
 PARENT = "projects/acme/locations/us-central1"
 LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-SIZES = re.compile(r"ADAPTER_SIZE_(ONE|TWO|FOUR|EIGHT|SIXTEEN|THIRTY_TWO)")
-FIELDS: Mapping[str, Any] = {
-    "baseModel": str, "tunedModelDisplayName": str, "description": str, "labels": dict,
-    "supervisedTuningSpec": {
-        "trainingDatasetUri": str, "validationDatasetUri": str, "exportLastCheckpointOnly": bool,
-        "hyperParameters": {"epochCount": str, "learningRateMultiplier": float, "adapterSize": str},
-    },
-    "preferenceOptimizationSpec": {
-        "trainingDatasetUri": str, "validationDatasetUri": str, "exportLastCheckpointOnly": bool,
-        "hyperParameters": {"epochCount": str, "learningRateMultiplier": float, "adapterSize": str, "beta": float},
-    },
-}  # fmt: skip
-"""Field -> its type, or the fields below it."""
 
 
 class VertexDouble(ProviderDouble):
@@ -47,16 +32,12 @@ class VertexDouble(ProviderDouble):
         return Reply(200, {"name": call.query["name"], "bucket": bucket})
 
     def create_job(self, call: Call) -> Reply:
-        body = call.json
-        check_fields(body, FIELDS, "")
+        body = validate_job(call.json)
         specs = [name for name in ("supervisedTuningSpec", "preferenceOptimizationSpec") if name in body]
         if len(specs) != 1:
             raise Refusal(400, "A job has exactly one spec.")
         if body[specs[0]]["trainingDatasetUri"] not in self.files:
             raise Refusal(400, "The training data are not in the bucket.")
-        size = body[specs[0]].get("hyperParameters", {}).get("adapterSize", "ADAPTER_SIZE_ONE")
-        if not SIZES.fullmatch(size):
-            raise Refusal(400, f"There is no adapter size {size}.")
         for name, value in body.get("labels", {}).items():
             if not (LABEL.fullmatch(name) and LABEL.fullmatch(value)):
                 raise Refusal(400, f"The label {name}={value} is not allowed.")
@@ -73,16 +54,20 @@ class VertexDouble(ProviderDouble):
         return Reply(200, {})
 
 
-def check_fields(body: JsonObject, fields: Mapping[str, Any], where: str) -> None:
-    """Raise `Refusal` (400) for a field that the reference does not have, or of another type."""
-    for name, value in body.items():
-        if name not in fields:
-            raise Refusal(400, f"There is no field {where}{name}.")
-        expected = fields[name]
-        if isinstance(expected, Mapping):
-            check_fields(value, expected, f"{where}{name}.")
-        elif not isinstance(value, expected):
-            raise Refusal(400, f"{where}{name} is not a {expected.__name__}.")
+def validate_job(body: JsonObject) -> JsonObject:
+    """Return a tuning job, valid by the official client's type of it. Raises `Refusal` (400)."""
+    from google.genai.types import TuningJob  # an optional package
+    from pydantic import ValidationError  # next to the client's types
+
+    try:
+        job = TuningJob.model_validate(body)
+    except ValidationError as error:
+        raise Refusal(400, str(error)) from error
+    spec = job.supervised_tuning_spec or job.preference_optimization_spec
+    size = spec.hyper_parameters.adapter_size if spec is not None and spec.hyper_parameters is not None else None
+    if size is not None and size not in type(size).__members__.values():  # the client lets unknown sizes pass
+        raise Refusal(400, f"There is no adapter size {size.value}.")
+    return body
 
 
 def describe(job: JobDouble) -> JsonObject:
@@ -95,4 +80,5 @@ def describe(job: JobDouble) -> JsonObject:
         values |= {"tunedModel": model, "tuningDataStats": stats}
     if job.word == "JOB_STATE_FAILED":
         values["error"] = {"code": 13, "message": "The job failed."}
+    validate_job({name: value for name, value in values.items() if name != "state"})  # a fault's state is unknown
     return values

@@ -211,12 +211,17 @@ def complete_prompts(
     config: TrainerConfig,
     position: str,
     environment: Environment | None = None,
+    *,
+    generations: int | None = None,
 ) -> list[DrawnConversation]:
-    """Return every prompt `num_generations` times, and on with the environment until all conversations have ended."""
+    """Return every prompt `generations` times (default: the stage's `num_generations`), and on with the environment
+    until all conversations have ended.
+    """
     settings = config.stage
     assert isinstance(settings, PpoSettings | GrpoSettings), settings
+    count = settings.num_generations if generations is None else generations
     dice = random.Random(f"{config.hyperparameters.seed}:{position}")
-    trajectories = [Trajectory(example) for example in examples for _ in range(settings.num_generations)]
+    trajectories = [Trajectory(example) for example in examples for _ in range(count)]
     for _ in range(settings.turns):
         talking = [
             trajectory for trajectory in trajectories if not trajectory.done and trajectory.has_room(writer.context)
@@ -226,6 +231,35 @@ def complete_prompts(
         for trajectory, turn in zip(talking, complete_turn(writer, talking, config, dice), strict=True):
             trajectory.take(turn, environment)
     return [trajectory.settled() for trajectory in trajectories]
+
+
+def measure_rewards(
+    writer: CompletionWriter,
+    examples: Sequence[Prompt],
+    config: TrainerConfig,
+    panel: RewardPanel,
+    environment: Environment | None,
+    *,
+    at: Callable[[], None],
+) -> dict[str, float]:
+    """Return the mean rewards of one completion of each held-out prompt, and the mean length.
+
+    Every evaluation draws with the same seeds, so that two of them differ by the weights alone. The session draws, also
+    where another engine draws the rollouts. `at` is called between two batches.
+    """
+    sampled: list[SampledCompletion] = []
+    size = max(config.hyperparameters.batch_size, DRAWN_AT_ONCE)
+    with open_sandboxes():
+        for start in range(0, len(examples), size):
+            prompts = examples[start : start + size]
+            conversations = complete_prompts(writer, prompts, config, f"evaluation:{start}", environment, generations=1)
+            sampled += [conversation.sampled for conversation in conversations]
+            at()
+        rewards = panel.score(sampled, [str(example["answer"]) for example in examples])
+    totals = panel.totals(rewards)
+    means = {f"reward_{name}": sum(values) / len(values) for name, values in rewards.items()}
+    lengths = sum(completion.tokens for completion in sampled) / len(sampled)
+    return {"reward": sum(totals) / len(totals), **means, "completion_tokens": lengths}
 
 
 def complete_turn(

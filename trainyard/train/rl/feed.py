@@ -18,8 +18,15 @@ from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.contracts import Batch, Cursor, StageSpec, StepRecord
-from trainyard.train.rl.drawing import CompletionServer, Rollout, Surroundings, draw_rollout, steps_per_rollout
+from trainyard.train.contracts import Batch, CompletionWriter, Cursor, StageSpec, StepRecord
+from trainyard.train.rl.drawing import (
+    CompletionServer,
+    Rollout,
+    Surroundings,
+    draw_rollout,
+    measure_rewards,
+    steps_per_rollout,
+)
 from trainyard.train.rl.environments import Environment
 from trainyard.train.rl.rewards import RewardPanel
 from trainyard.train.rows.batching import BatchPlan, Cut, Feed, StepRows
@@ -165,3 +172,16 @@ class RolloutFeed(Feed):
             state.update(self.rollout.as_values())
             state[HISTORY] = history
         return [self.rollout.batch(rows, self.pad_id) for rows in plan.at(cursor)]
+
+
+@dataclass
+class HeldOutPrompts(Feed):
+    """Held-out prompts of such a stage: their completions are scored, and nothing is learned from them."""
+
+    config: TrainerConfig = field(kw_only=True)
+    panel: RewardPanel = field(kw_only=True)
+    environment: Environment | None = None
+
+    def measure(self, writer: CompletionWriter, at: Callable[[], None]) -> dict[str, float]:
+        """Return mean rewards and length of one completion of each prompt. `at` is called between two batches."""
+        return measure_rewards(writer, self.examples, self.config, self.panel, self.environment, at=at)

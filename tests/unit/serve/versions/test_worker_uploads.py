@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
 
 from tests.data_worker import DataWorker, make_data_worker, serving_data
 from tests.unit.serve.conversion.adapter_files import make_adapter
 from trainyard.errors import Unavailable
-from trainyard.serve.versions.hub import HubAddress, pull_from_hub
+from trainyard.serve.data_card import write_cards
+from trainyard.serve.versions.hub import HubAddress, pull_from_hub, push_to_hub
 from trainyard.serve.worker_uploads import upload_version
 from trainyard.settings import Settings, settings
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.repositories.names import RepositoryName
+from trainyard.stores.signing.keys import SigningKeys
 
 pytestmark = pytest.mark.integration
 MIRROR = "data-worker://default/checkpoints-one"
@@ -76,6 +78,14 @@ def test_versions_are_uploaded_once_and_pulled_by_the_hubs_client(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     there = Settings(home=tmp_path / "b")
+    SigningKeys(there.home).trust(SigningKeys(here.home).own().pem, "here")
+    cards = write_cards(versions[0], registry.path(versions[0]), here.home, "default/pushed")
+    pushed = [push_to_hub(versions[0], registry, HubAddress("default/pushed"), cards) for _ in range(2)]
+    assert [sent.changed for sent in pushed] == [True, False]
+    assert HfApi(endpoint=worker.url).model_info("default/pushed").private
+    for repository in ("coder", "pushed"):
+        files = worker.repositories.resolve(RepositoryName("models", "default", repository), "main").files
+        assert {"README.md", "DATA_CARD.md"} <= files.keys()
     pulled = [pull_from_hub(HubAddress("default/coder", revision), there) for revision in ("v1", None)]
     assert [version.facts["origin"]["name"] for version in pulled] == ["default/coder/v1", "default/coder/v2"]
     assert [version.facts["origin"]["revision"] for version in pulled] == commits[:2]

@@ -59,8 +59,9 @@ def test_hyperparameters_reach_the_job() -> None:
     ("fields", "param"),
     [
         ({"integrations": [{"type": "wandb", "wandb": {"project": "p"}}]}, "integrations"),
-        ({"validation_file": "file-1", "method": {"type": "reinforcement", "reinforcement": {"grader": EXACT}}},
-         "validation_file"),
+        ({"validation_file": "file-1", "method": {"type": "reinforcement", "reinforcement": {
+            "grader": EXACT, "hyperparameters": {"eval_samples": 3}}}},
+         "method.reinforcement.hyperparameters.eval_samples"),
         ({"method": {"type": "dpo", "supervised": {}}}, "method.supervised"),
         ({"method": {"type": "reinforcement"}}, "method.reinforcement"),
         ({"method": {"type": "supervised", "supervised": {}}, "hyperparameters": {}}, "hyperparameters"),
@@ -85,6 +86,17 @@ def test_a_validation_file_is_evaluated_and_not_trained() -> None:
     assert (trainer.eval.set, trainer.eval.keep_best, trainer.eval.steps) == ("heldout", 0, "epoch")
     assert "steps" not in plan(validation_file="file-1", hyperparameters={"n_epochs": 2}).parameters["eval"]
     assert planned.request["validation_file"] == "file-1"
+
+
+@pytest.mark.parametrize(("interval", "steps"), [({}, "epoch"), ({"eval_interval": 3}, 3)])
+def test_the_rewards_of_a_validation_file_are_evaluated(interval: dict[str, int], steps: object) -> None:
+    hyper = {"n_epochs": 3, **interval}
+    grader = {"type": "reinforcement", "reinforcement": {"grader": EXACT, "hyperparameters": hyper}}
+    planned = plan(validation_file="file-1", method=grader)
+    chain = chain_of_job(JobSpec.model_validate(planned.parameters))
+    source, trainer = (node.config for node in chain.nodes)
+    assert (source.heldout.format, source.heldout.columns) == (source.format, source.columns)
+    assert (trainer.eval.set, trainer.eval.metric, trainer.eval.steps) == ("heldout", "reward", steps)
 
 
 def test_similar_texts_are_rewarded() -> None:

@@ -37,9 +37,10 @@ from trainyard.backends.sessions.frames import error_header
 from trainyard.backends.sessions.running import SessionJob
 from trainyard.backends.trl.loading import pick_device
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, crash_error, faultpoint, log_traceback
-from trainyard.errors import Corrupt, InvalidInput, TrainyardError
-from trainyard.inherited import UMASK, key_variable
+from trainyard.errors import Corrupt, TrainyardError
+from trainyard.inherited import key_variable
 from trainyard.json_types import JsonObject
+from trainyard.stores.secret_files import read_secret_file
 from trainyard.train.checkpoint.checkpoints import require_space
 from trainyard.train.checkpoint.state import Snapshot, require_same
 from trainyard.train.checkpoint.streams import Sealer
@@ -231,26 +232,10 @@ def open_sealer(key: str) -> Sealer | None:
     if not key:
         return None
     name = key_variable(key)
-    secret = os.environ.pop(name, "") if name else read_key(Path(key))
+    secret = os.environ.pop(name, "") if name else read_secret_file(Path(key), "The key of the checkpoints")
     from trainyard.train.checkpoint.cipher import CheckpointCipher  # cryptography, only for encrypted checkpoints
 
     return CheckpointCipher(secret)
-
-
-def read_key(path: Path) -> str:
-    """Raises `InvalidInput` (`E-PARAMETER`) for a file that is not there, or that others may read."""
-    try:
-        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise InvalidInput(
-            f"The key of the checkpoints cannot be read: {error}.",
-            do="Correct checkpoint_key in trainyard.toml.", code="E-PARAMETER",
-        ) from error  # fmt: skip
-    if mode & UMASK:
-        raise InvalidInput(
-            f"Others may read the key of the checkpoints, {path}.", do=f"Run `chmod 600 {path}`.", code="E-PARAMETER"
-        )
-    return text
 
 
 def export(job: TrainingJob, policy: Policy, session: Session, device: str, target: Path) -> None:

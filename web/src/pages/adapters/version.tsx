@@ -10,6 +10,7 @@ import { Interval, type IntervalValue } from "../../components/interval";
 import { Empty } from "../../components/notes";
 import { Page, Queried, Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";
+import { LineagePanel } from "./lineage";
 import { Verdict } from "../evaluations/verdict";
 import { ArtifactTable } from "../data";
 
@@ -57,7 +58,8 @@ export default function VersionPage({ tenant, role, version }: { tenant: string;
           <>
             <State name={name} version={version} />
             <Evaluated version={version} />
-            <Lineage version={version} />
+            <LineagePanel name={name} />
+            <DataAndRuns version={version} />
             <History version={version} />
             <Card name={name} />
           </>
@@ -210,14 +212,14 @@ function Evaluated({ version }: { version: Version }) {
 }
 
 /** The runs that made these weights, and the data sets that they read. */
-function Lineage({ version }: { version: Version }) {
+function DataAndRuns({ version }: { version: Version }) {
   const runs = useQuery({
     queryKey: ["artifacts", "of", version.sha256],
     queryFn: () =>
       dataOf(client.GET("/api/v1/artifacts", { params: { query: { sha256: version.sha256, limit: 20 } } })),
   });
   return (
-    <Section title="Lineage">
+    <Section title="Data and runs">
       {version.facts.data && version.facts.data.length > 0 && (
         <Table
           caption="Data sets"

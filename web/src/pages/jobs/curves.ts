@@ -16,6 +16,7 @@ export const METRICS = {
   reward: "Reward",
   eval_reward_accuracy: "Evaluation reward accuracy",
   eval_reward_margin: "Evaluation reward margin",
+  eval_reward: "Evaluation reward",
 } as const;
 export type Metric = string;
 

@@ -1,8 +1,10 @@
 // Provenance of a job's results: its data, the result of each node, and its training.
 
-import { useQuery } from "@tanstack/react-query";
+import { useMutation, useQuery } from "@tanstack/react-query";
 import { client, dataOf } from "../../api/client";
 import type { JobDetail, Provenance as Provenances } from "../../api/schema";
+import { ActionButton } from "../../components/action";
+import { saveText } from "../../components/download";
 import { formatBytes, formatNumber } from "../../components/format";
 import { Queried, Section } from "../../components/page";
 import { Facts, Table } from "../../components/table";
@@ -19,7 +21,23 @@ export function Provenance({ job }: { job: JobDetail }) {
       <Queried query={query}>
         {(data) => (data.digest ? <Origins provenance={data} /> : <p className="quiet">The job has not begun.</p>)}
       </Queried>
+      {query.data?.digest && <ReportButton job={job} />}
     </Section>
+  );
+}
+
+/** Saves the page about the run: data, tokens, evaluation, cost and proof in one file that asks nothing of a server. */
+function ReportButton({ job }: { job: JobDetail }) {
+  const report = useMutation({
+    mutationFn: () => dataOf(client.GET("/api/v1/runs/{run}/report", { params: { path: { run: job.run_id } } })),
+    onSuccess: (page) => saveText(`report-${page.run.slice(0, 8)}.html`, page.html, "text/html"),
+  });
+  return (
+    <div className="actions">
+      <ActionButton mutation={report} variables={undefined} busy="Writing the report">
+        Save the report
+      </ActionButton>
+    </div>
   );
 }
 
@@ -45,6 +63,7 @@ function Origins({ provenance }: { provenance: Provenances }) {
             { title: "Source", cell: (row) => row.source },
             { title: "Format", cell: (row) => row.format ?? "" },
             { title: "Rows", numeric: true, cell: (row) => formatNumber(row.rows) },
+            { title: "Licence", cell: (row) => row.license || "not stated" },
             { title: "SHA-256", cell: (row) => digest(row.sha256) },
           ]}
         />

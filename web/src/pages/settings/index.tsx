@@ -12,6 +12,7 @@ import { Prose } from "../../components/prose";
 import { Table } from "../../components/table";
 import { AuditLog } from "./audit";
 import { Doctor } from "./doctor";
+import { LimitsPanel } from "./limits";
 
 export default function SettingsPage() {
   const login = useLogin();
@@ -25,6 +26,7 @@ export default function SettingsPage() {
           <p>The state of the machine is for logins that are for all tenants.</p>
         </Empty>
       )}
+      <LimitsPanel />
       {owns ? (
         <>
           <MachineSettings />

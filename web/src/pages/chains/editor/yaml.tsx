@@ -3,6 +3,7 @@
 import { useMutation } from "@tanstack/react-query";
 import { useEffect, useRef, useState } from "react";
 import type { ExpandedChain } from "../../../api/schema";
+import { saveText } from "../../../components/download";
 import { ProblemNote } from "../../../components/notes";
 import { expand } from "./server";
 
@@ -19,14 +20,7 @@ export function YamlDialog({ name, text, readOnly, onClose, onImport }: YamlDial
   const [editedText, setEditedText] = useState(text);
   const read = useMutation({ mutationFn: () => expand({ text: editedText }), onSuccess: onImport });
   useEffect(() => dialog.current?.showModal(), []);
-  const download = () => {
-    const address = URL.createObjectURL(new Blob([text], { type: "application/yaml" }));
-    const link = document.createElement("a");
-    link.href = address;
-    link.download = `${name}.yaml`;
-    link.click();
-    URL.revokeObjectURL(address);
-  };
+  const download = () => saveText(`${name}.yaml`, text, "application/yaml");
   return (
     <dialog ref={dialog} className="wide" aria-label="The chain as YAML" onClose={onClose}>
       <h2>YAML</h2>

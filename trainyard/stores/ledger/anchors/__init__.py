@@ -1,0 +1,1 @@
+"""Anchors of the ledger: places besides this machine that keep a checkpoint, so that its owner cannot rewrite it."""
