@@ -21,7 +21,7 @@ from pathlib import Path
 
 from trainyard.backends import environments
 from trainyard.backends.base import Probe
-from trainyard.backends.hosts import Place, find_place, require_hosts
+from trainyard.backends.hosts import Place, find_place, prepare_hosts
 from trainyard.backends.job import TrainingJob, mirror_address
 from trainyard.compute.gpus import HIDING_VARIABLE, visible_devices
 from trainyard.compute.rank_process import RANKS_FOLDER
@@ -176,7 +176,17 @@ class ExternalProgram:
         return [sys.executable, "-P", "-m", "trainyard.compute.launch", self.target, str(folder)]
 
     def prepare(self, job: TrainingJob, folder: Path) -> None:
-        """Its program reads `spec.json` alone."""
+        """Leave what this host says to the others, where several train together.
+
+        Refuse a host that does not resolve, before anything is started.
+        """
+        if job.config.launch.node_count > 1:
+            prepare_hosts(job, folder, self.environment_folder)
+
+    @property
+    def environment_folder(self) -> Path | None:
+        """The environment with the packages of the trainer; None for Trainyard's own."""
+        return environments.find_python(self.name).parent.parent
 
     def environment(self, job: TrainingJob) -> dict[str, str]:
         """Return the variables that the program needs in addition to ours."""
@@ -203,10 +213,9 @@ class OwnProgram(ExternalProgram):
             return Probe(False, why=f"Not installed: {', '.join(missing)}.", fix=fix)
         return Probe(True, version=importlib.metadata.version(self.distribution))
 
-    def prepare(self, job: TrainingJob, folder: Path) -> None:
-        """Refuse a host that does not resolve, before anything is started."""
-        if job.config.launch.node_count > 1:
-            require_hosts(job.config.launch)
+    @property
+    def environment_folder(self) -> Path | None:
+        return None
 
     def command(self, job: TrainingJob, folder: Path) -> list[str]:
         """The launcher enters the contract first, so a stop during the slow imports is already understood."""

@@ -15,19 +15,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from trainyard.compute import child
-from trainyard.compute.rank_process import LAUNCHER_VARIABLE, LEADER, RANKS_FOLDER, STOP_SIGNALS, read_notes
+from trainyard.compute.rank_process import LAUNCHER_VARIABLE, LEADER, RANKS_FOLDER, STOP_SIGNALS, read_notes, running
+from trainyard.compute.roll_call import StopRequested, meet_hosts, read_host
 from trainyard.compute.shim import start
 from trainyard.compute.supervise import last_log_line, wait_for_end
 from trainyard.errors import TrainyardError, from_fields
 from trainyard.json_types import JsonObject
 
 POLL_S = 0.1
+LOST_GRACE_S = 5.0
+"""Time for the other ranks to notice that one was killed."""
 LEAVE_S = 30.0
 """Time for the other ranks and the launcher to end after rank 0 is done."""
 
@@ -38,12 +43,21 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events, first: int = LEADER) -> None:
-    """Return when the launcher has ended; forward a stop request to rank 0, or to the first rank of this host."""
-    stop_sent, done_at = False, 0.0
+def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events, first: int = LEADER) -> list[int]:
+    """Return when the launcher has ended; forward a stop request to rank 0, or to the first rank of this host.
+
+    Returns the ranks that were killed before any other one ended. The others are ended soon after them: without it they
+    can save nothing, and one that computes alone would do so until the launcher kills it.
+    """
+    stop_sent, done_at, lost_at = False, 0.0, 0.0
+    lost: list[int] = []
     while not wait_for_end(process, POLL_S):
         notes = read_notes(folder)
         leader = notes.get(first, {})
+        if not lost and (lost := find_killed(notes)):
+            lost_at = time.monotonic()
+        if lost and time.monotonic() - lost_at > LOST_GRACE_S:
+            child.end_descendants()
         if events.stop_requested() and not stop_sent:
             if not notes:
                 child.end_descendants()
@@ -56,22 +70,50 @@ def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events, 
             done_at = done_at or time.monotonic()
             if time.monotonic() - done_at > LEAVE_S:
                 child.end_descendants()
+    return lost
 
 
-def raise_for_exit(code: int, folder: Path, size: int, events: child.Events, first: int = LEADER) -> None:
+def find_killed(notes: dict[int, JsonObject]) -> list[int]:
+    """Return the ranks that are gone and have noted no end."""
+    return [rank for rank, note in sorted(notes.items()) if note["status"] == "running" and not running(note["pid"])]
+
+
+def wait_for_hosts(folder: Path, events: child.Events) -> None:
+    """Wait until all hosts of a training are there, where there are several. Raises `Stopped`, and as `meet_hosts`."""
+    host = read_host(folder)
+    if host is None:
+        return
+    events.emit("hosts", text=f"waits for {len(host.names)} hosts at {host.address}:{host.port}")
+    try:
+        warnings = meet_hosts(host, events.stop_requested)
+    except StopRequested:
+        raise child.Stopped("asked to stop before the start", step=0) from None
+    for text in warnings:
+        events.emit("warning", text=text)
+
+
+@dataclass(frozen=True)
+class LauncherEnd:
+    """How a launcher ended: its exit code, and the ranks that were killed before the others ended."""
+
+    code: int
+    killed: list[int]
+
+
+def raise_for_exit(end: LauncherEnd, folder: Path, size: int, events: child.Events, first: int = LEADER) -> None:
     """Translate the launcher's exit. Raises `Stopped`, or the error of the process that failed first."""
     notes = read_notes(folder)
     leader = notes.get(first, {})
     if leader.get("status") == "stopped":
         raise child.Stopped(leader["reason"], **leader["fields"])
     if leader.get("status") == "done":
-        if code != 0:
+        if end.code != 0:
             events.emit("warning", text=f"The training was done before a process failed: {last_log_line(folder)}")
         return
-    raise cause(notes, folder, size)
+    raise cause(notes, folder, size, end.killed)
 
 
-def cause(notes: dict[int, JsonObject], folder: Path, size: int) -> TrainyardError:
+def cause(notes: dict[int, JsonObject], folder: Path, size: int, killed: Sequence[int] = ()) -> TrainyardError:
     """Return why a distributed run failed: the error of the first process with a reason of its own."""
     failures = sorted(
         (note for note in notes.values() if note["status"] == "failed"), key=lambda note: float(note["time"])
@@ -79,7 +121,7 @@ def cause(notes: dict[int, JsonObject], folder: Path, size: int) -> TrainyardErr
     for note in failures:
         if not note["lost"]:
             return from_fields(note["error"])
-    ranks = [rank for rank, note in sorted(notes.items()) if note["status"] == "running"]
+    ranks = killed or [rank for rank, note in sorted(notes.items()) if note["status"] == "running"]
     if ranks:
         return TrainyardError(
             f"Process {ranks[0]} of {size} that trained together was ended from outside "
@@ -88,8 +130,14 @@ def cause(notes: dict[int, JsonObject], folder: Path, size: int) -> TrainyardErr
             do="Start the same run again: it continues from its last checkpoint. For lack of memory, lower batch_size.",
             code="E-RANK-LOST",
         )
-    if failures:
-        return from_fields(failures[0]["error"])
+    if failures:  # each of them lost another one, which is on another host
+        return TrainyardError(
+            f"A process of the {size} that trained together was lost on another host.",
+            why=f"The processes here ended with: {failures[0]['error']['what']}",
+            do="Look at the same job on the other hosts, and start it again on all of them: it continues from its last "
+            "checkpoint.",
+            code="E-RANK-LOST",
+        )
     return TrainyardError(
         f"The {size} processes that should train together did not start.",
         why=last_log_line(folder),
@@ -106,11 +154,12 @@ def main(arguments: list[str]) -> None:
     with child.child_contract(folder) as events:
         shutil.rmtree(folder / RANKS_FOLDER, ignore_errors=True)
         (folder / RANKS_FOLDER).mkdir()
+        wait_for_hosts(folder, events)
         os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
         process = start(argv, folder / child.LOG_FILE, reset_signals)
         events.emit("program", argv=argv, program_pid=process.pid)
-        watch(process, folder, events, first)
-        raise_for_exit(process.returncode, folder, int(size), events, first)
+        killed = watch(process, folder, events, first)
+        raise_for_exit(LauncherEnd(process.returncode, killed), folder, int(size), events, first)
 
 
 if __name__ == "__main__":

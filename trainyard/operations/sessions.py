@@ -53,7 +53,9 @@ class ForwardInput(VerbInput):
 class BackwardInput(VerbInput):
     forward_id: str = Field(max_length=64, description="Of the forward whose graph is used.")
     scale: float = Field(1.0, allow_inf_nan=False, description="Factor of the loss, such as an advantage.")
-    measure: bool = Field(True, description="Compute the norm of the gradients.")
+    measure: Annotated[bool, Option("--measure/--no-measure")] = Field(
+        True, description="Compute the norm of the gradients."
+    )
 
 
 class StepInput(VerbInput):
@@ -93,7 +95,9 @@ class SaveInput(VerbInput):
 
 class LoadInput(VerbInput):
     name: str = Field(min_length=1, max_length=128, description="Of a saved state.")
-    optimizer: bool = Field(True, description="The whole state; without, the weights alone.")
+    optimizer: Annotated[bool, Option("--optimizer/--no-optimizer")] = Field(
+        True, description="The whole state; without, the weights alone."
+    )
 
 
 class ResultInput(SessionInput):
@@ -137,21 +141,27 @@ def sessions_text(result: SessionList) -> str:
             session.name,
             session.state.value,
             str(session.stage.value),
+            str(session.processes),
             number(session.global_step),
             number(session.op_seq),
             session.detail[:MOST_CHARS],
         ]
         for session in result.sessions
     ]
-    return format_table(rows, ("id", "name", "state", "stage", "step", "op", "detail")) if rows else "no sessions yet"
+    return (
+        format_table(rows, ("id", "name", "state", "stage", "processes", "step", "op", "detail"))
+        if rows
+        else "no sessions yet"
+    )
 
 
 def session_text(result: SessionInfo) -> str:
     """Return one session in a few lines, with what can be done next."""
     detail = f" ({result.detail})" if result.detail else ""
+    shared = f", {result.processes} processes" if result.processes > 1 else ""
     lines = [
         f"{result.name} ({result.id}): {result.state.value}{detail}",
-        f"stage {result.stage.value}, method {result.method.value}, base {result.base_model}",
+        f"stage {result.stage.value}, method {result.method.value}, base {result.base_model}{shared}",
     ]
     if result.op_seq is not None:
         saved = number(result.saved_op_seq)

@@ -172,6 +172,9 @@ class LaunchSettings(Strict):
     rendezvous: str | None = omit_default(
         None, pattern=r"^[^\s:/]+:[0-9]{1,5}$", description="Address of the first host, HOST:PORT."
     )
+    wait_s: int | None = omit_default(
+        None, ge=1, le=604_800, description="Seconds to wait for the other hosts; default 600."
+    )
 
     @property
     def node_count(self) -> int:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 import pytest
 
 from tests.small_jobs import Jobs
 from trainyard.backends import programs
-from trainyard.backends.hosts import RANK_VARIABLE, find_place, require_hosts
+from trainyard.backends.hosts import RANK_VARIABLE, find_place, prepare_hosts, require_hosts
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.backend import SHARED_PROGRAM
-from trainyard.compute.child import SPEC_FILE
+from trainyard.compute.child import SPEC_FILE, alive
+from trainyard.compute.rank_process import read_notes
 from trainyard.errors import InvalidInput
 from trainyard.spec.training import LaunchSettings
 from trainyard.stores.whole import file_sha256
@@ -44,6 +50,7 @@ def start(job: TrainingJob, folder: Path) -> subprocess.Popen[bytes]:
     """The supervised child of a host, as a training starts it."""
     folder.mkdir()
     (folder / SPEC_FILE).write_bytes(orjson.dumps(job.model_dump(mode="json")))
+    prepare_hosts(job, folder)
     argv = programs.command(job, SHARED_PROGRAM, folder)
     environment = {**programs.environment(job), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
     return subprocess.Popen([sys.executable, *argv[1:]], env=environment)
@@ -75,7 +82,7 @@ def test_a_host_with_another_base_is_refused_by_its_name(jobs: Jobs, tmp_path: P
     for side in ("0", "1"):
         error = orjson.loads((tmp_path / side / "error.json").read_bytes())
         assert error["code"] == "E-LAUNCH"
-        assert f"{socket.gethostname()} (process 1) has base another" in error["what"]
+        assert f"{socket.gethostname()} (number 1) has base another" in error["what"]
         assert not (tmp_path / side / "result").exists()
 
 
@@ -102,3 +109,60 @@ def test_a_host_that_is_not_among_them_is_refused() -> None:
     launch = LaunchSettings(strategy="ddp", processes=2, hosts=("203.0.113.1", "203.0.113.2"))
     with pytest.raises(InvalidInput, match=r"E-LAUNCH: This host, .*, is none of 203\.0\.113\.1, 203\.0\.113\.2"):
         find_place(launch)
+
+
+@pytest.mark.parametrize("text", ["2", "-1", "first"])
+def test_a_number_that_no_host_has_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RANK_VARIABLE, text)
+    with pytest.raises(InvalidInput, match=rf"E-LAUNCH: {RANK_VARIABLE} is '{text}', and 2 hosts are numbered"):
+        find_place(LaunchSettings(strategy="ddp", processes=2, hosts=("localhost", "203.0.113.1")))
+
+
+def read_error(folder: Path) -> dict[str, str]:
+    error: dict[str, str] = orjson.loads((folder / "error.json").read_bytes())
+    return error
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("killed", ["rank", "launcher", "supervisor"])
+def test_a_host_that_is_lost_ends_the_training_on_both(killed: str, jobs: Jobs, tmp_path: Path) -> None:
+    pair = [job.model_copy(update={"locks": str(tmp_path / f"locks-{n}")}) for n, job in enumerate(long_jobs(jobs))]
+    running = [start(job, tmp_path / str(number)) for number, job in enumerate(pair)]
+    wait_until(lambda: count_steps(tmp_path / "0") > 1, 180, "the first steps")
+    trees = [psutil.Process(process.pid).children(recursive=True) for process in running]
+    pids = {"rank": read_notes(tmp_path / "1")[1]["pid"], "launcher": running[1].pid, "supervisor": running[1].pid}
+    if killed == "launcher":
+        pids["launcher"] = next(child.pid for child in trees[1] if "torch.distributed.run" in child.cmdline())
+    started = time.monotonic()
+    os.kill(pids[killed], signal.SIGKILL)
+    assert all(process.wait(120) for process in running)
+    assert time.monotonic() - started < (90 if killed == "supervisor" else 40), "an orphan has 45 s to save"
+    assert read_error(tmp_path / "0")["code"] == "E-RANK-LOST"
+    assert "was lost on another host" in read_error(tmp_path / "0")["what"]
+    if killed != "supervisor":
+        assert read_error(tmp_path / "1")["code"] == "E-RANK-LOST"
+    wait_until(lambda: not any(map(alive, [child for tree in trees for child in tree])), 60, "the end of all processes")
+
+
+def long_jobs(jobs: Jobs) -> list[TrainingJob]:
+    pair = jobs_of_two_hosts(jobs)
+    return [with_steps(job, 2000) for job in pair]
+
+
+def with_steps(job: TrainingJob, steps: int) -> TrainingJob:
+    hyper = job.config.hyperparameters.model_copy(update={"max_steps": steps, "epochs": None})
+    return job.model_copy(update={"config": job.config.model_copy(update={"hyperparameters": hyper})})
+
+
+def count_steps(folder: Path) -> int:
+    path = folder / "events.jsonl"
+    return path.read_text(encoding="utf-8").count('"progress"') if path.is_file() else 0
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} after {seconds} s"
+        time.sleep(0.1)

@@ -186,6 +186,27 @@ def native(**config: Any) -> TrainerConfig:
     return trainer(backend="native", **config)
 
 
+def test_islands_take_their_outer_state_next_to_a_training() -> None:
+    """Two islands of two: 8 T bytes that both divide; the copies of an exchange fit where activations were."""
+    launch = {"strategy": "ddp", "processes": 4, "diloco": {"num_islands": 2}}
+    hyper = {"batch_size": 1, "max_length": 100}
+    together = estimate_memory(TINY, native(hyperparameters=hyper, launch={**launch, "diloco": None}), Device.CUDA)
+    apart = estimate_memory(TINY, native(hyperparameters=hyper, launch=launch), Device.CUDA)
+    trained = together.gradients // 4
+    assert (together.outer, apart.outer) == (0, 4 * trained)
+    assert apart.total - together.total == apart.outer
+    assert "outer" in apart.in_words()
+    full = estimate_memory(TINY, native(method="full", hyperparameters=hyper, launch=launch), Device.CUDA)
+    assert full.outer == 4 * TINY.parameters + max(0, 8 * TINY.parameters - full.activations - full.logits)
+
+
+@pytest.mark.parametrize(("device", "copies"), [(Device.CUDA, 1), (Device.CPU, 2)])
+def test_torchft_keeps_its_outer_weights_in_the_memory_of_the_host(device: Device, copies: int) -> None:
+    diloco = {"type": "torchft", "num_islands": 2}
+    memory = estimate_memory(TINY, native(launch={"strategy": "ddp", "processes": 2, "diloco": diloco}), device)
+    assert memory.outer == copies * memory.gradients
+
+
 def test_lora_dropout_keeps_its_inputs_again() -> None:
     hyper = {"batch_size": 1, "max_length": 100}
     lora = {"target_modules": ["q_proj", "down_proj"]}

@@ -388,3 +388,41 @@ def test_a_control_with_pauses_may_continue_the_words_that_the_thoughts_continue
 def test_a_control_needs_answers_to_shuffle(stage: str) -> None:
     nodes = source(), node("trainer", stage=stage, backend="native", control="shuffled_answers")
     assert "control-stage" in list_row_names(*nodes)
+
+
+TWO_HOSTS: dict[str, Any] = {"strategy": "ddp", "processes": 2, "hosts": ["gpu-a", "gpu-b"]}
+PLACED: dict[str, Any] = {
+    "strategy": "ddp", "processes": 2, "nodes": 2, "node_rank": 1, "rendezvous": "gpu-a:29500",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"launch": {**TWO_HOSTS, "node_rank": 1}}, "hosts and nodes both name the hosts"),
+        ({"launch": {**TWO_HOSTS, "hosts": ["gpu-a", "gpu-a"]}}, "a host is alone or named twice"),
+        ({"launch": {**TWO_HOSTS, "hosts": ["gpu-a"]}}, "a host is alone or named twice"),
+        ({"launch": {**PLACED, "node_rank": None}}, "each of several hosts has a number"),
+        ({"launch": {**PLACED, "node_rank": 2}}, "each of several hosts has a number"),
+        ({"launch": {**PLACED, "rendezvous": None}}, "each of several hosts has a number"),
+        ({"launch": {**PLACED, "rendezvous": "gpu-a:70000"}}, "gpu-a:70000 has no port from 1 to 65535"),
+        ({"launch": {**PLACED, "rendezvous": "gpu-a:0"}}, "gpu-a:0 has no port from 1 to 65535"),
+        ({"launch": {"node_rank": 0, "rendezvous": "gpu-a:29500"}}, "one host has no number and no rendezvous"),
+        ({"launch": {"wait_s": 60}}, "one host waits for no other"),
+        ({"launch": {**TWO_HOSTS, "processes": 3}}, "3 processes are not as many on each of 2"),
+        ({"launch": {**TWO_HOSTS, "launcher": "accelerate"}}, "accelerate starts the processes of one host"),
+        ({"launch": TWO_HOSTS, "backend": "trl"}, "the trl backend trains on one host"),
+    ],
+)
+def test_hosts_that_do_not_fit_are_refused(config: dict[str, Any], why: str) -> None:
+    (reason,) = [reason for reason in reasons(source(), node("trainer", **config)) if reason.row == "launch-hosts"]
+    assert reason.code == "R-LAUNCH"
+    assert why in reason.because
+
+
+@pytest.mark.parametrize("launch", [{**TWO_HOSTS, "wait_s": 60}, PLACED, {**TWO_HOSTS, "launcher": "torchrun"}])
+def test_hosts_that_fit_are_accepted_by_both_backends(launch: dict[str, Any]) -> None:
+    assert native(launch=launch) == []
+    assert list_row_names(source(), node("trainer", backend="deepspeed", launch=launch)) == []
+    deepspeed = {**launch, "launcher": "deepspeed"}
+    assert list_row_names(source(), node("trainer", backend="deepspeed", launch=deepspeed)) == []

@@ -7,6 +7,7 @@ session's process, to the bit.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +16,10 @@ from pydantic import Field
 
 from trainyard.app.context import Context
 from trainyard.app.responses import Blob, Response
-from trainyard.backends.sessions.frames import ask
+from trainyard.backends.sessions.frames import SessionLost, ask
 from trainyard.backends.sessions.records import (
     RECORD_FILE,
+    SessionState,
     SessionStatus,
     find_socket,
     folder_of_session,
@@ -34,6 +36,9 @@ WAIT_S = 30.0
 """Of one request over a network; a caller on this machine asks again until the result is there."""
 MARGIN_S = 30.0
 STATUS_TIMEOUT_S = 5.0
+END_WAIT_S, POLL_S = 15.0, 0.1
+"""How long a call that lost its session waits for the reason."""
+ENDS = (SessionState.ENDED, SessionState.FAILED, SessionState.LOST)
 
 
 def require_session(context: Context, session: str) -> Path:
@@ -46,12 +51,25 @@ def require_session(context: Context, session: str) -> Path:
 
 
 def ask_session(context: Context, session: str, header: JsonObject, body: bytes = b"") -> JsonObject:
-    """Return one call of an open session. Raises its error; `Conflict` (`E-SESSION-STATE`) for one that is not open."""
+    """Return one call of an open session. Raises its error; `Conflict` (`E-SESSION-STATE`) for one that is not open,
+    or that ends during the call, with the reason."""
     folder = require_session(context, session)
     address = find_socket(folder)
     if address is None:
         raise not_open_error(session, read_status(context.settings, session))
-    return ask(address, header, body, timeout_s=header.get("wait_s", 0.0) + MARGIN_S)
+    try:
+        return ask(address, header, body, timeout_s=header.get("wait_s", 0.0) + MARGIN_S)
+    except SessionLost as error:
+        status = wait_for_end(context, session)
+        raise not_open_error(session, status) if status.state in ENDS else error from None
+
+
+def wait_for_end(context: Context, session: str) -> SessionStatus:
+    """Return the status of a session whose process is ending, once its parent knows why, or after a while."""
+    deadline = time.monotonic() + END_WAIT_S
+    while (status := read_status(context.settings, session)).state not in ENDS and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return status
 
 
 def call_verb(

@@ -160,6 +160,8 @@ class SessionInfo(SessionCounters):
     stage: Stage
     method: Method
     base_model: str
+    processes: int
+    """Processes that share it."""
     created: float
     run: str
     """Its newest flow run."""
@@ -355,6 +357,7 @@ def describe_session(record: SessionRecord, settings: Settings, *, ask_server: b
     return SessionInfo(
         id=record.id, name=record.name, tenant=record.tenant, state=status.state, detail=status.detail,
         stage=config.stage.type, method=config.method.type, base_model=config.base_model or "",
+        processes=config.launch.processes,
         created=record.created, run=status.run, idle_s=record.idle_s, **counters,
     )  # fmt: skip
 

@@ -13,15 +13,18 @@ import psutil
 from trainyard.backends import environments
 from trainyard.backends.deepspeed.build import EXTENSIONS_FOLDER, clear_stale_locks
 from trainyard.backends.external.runner import ExternalRun, ExternalTool, run_external, terminate
-from trainyard.backends.programs import distributed_variables, torchrun
+from trainyard.backends.hosts import find_place, write_hostfile
+from trainyard.backends.programs import distributed_variables, torchrun, torchrun_hosts
 from trainyard.compute.child import Events
+from trainyard.compute.launcher_supervisor import wait_for_hosts
 from trainyard.compute.services import free_port
 from trainyard.errors import Corrupt
 from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.whole import MANIFEST
 
-MEETING_FOLDER = "meeting"
-"""Where torchrun's processes find each other; new at each start."""
+MEETING_FOLDER, HOSTFILE = "meeting", "hostfile"
+"""Where torchrun's processes find each other, new at each start; and the hosts as DeepSpeed's launcher reads them."""
+LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 LAUNCHING = {"torch.distributed.run", "deepspeed.launcher.launch", "--module"}
 WORKER = [environments.WORKER_MODULE, BackendName.DEEPSPEED.value]
 
@@ -37,6 +40,12 @@ def check(run: ExternalRun) -> None:
         run.events.emit("warning", text=f"A compiler that was killed left {lock}; it was removed.")
     shutil.rmtree(run.folder / MEETING_FOLDER, ignore_errors=True)
     (run.folder / MEETING_FOLDER).mkdir()
+    check_checkpoint(run)
+    wait_for_hosts(run.folder, run.events)
+
+
+def check_checkpoint(run: ExternalRun) -> None:
+    """Raise `Corrupt` for a checkpoint of another number of processes, or without DeepSpeed's own state."""
     if run.checkpoint.path is None:
         return
     pointer = run.checkpoint.path / "latest"
@@ -65,16 +74,35 @@ def argv(run: ExternalRun) -> list[str]:
     """Return the launcher's command line, in the tool's interpreter."""
     launch = run.job.config.launch
     python = find_environment() / "bin" / "python"
+    program = [*WORKER, str(run.folder)]
     if launch.launcher == "deepspeed":
-        # It ignores the environment and takes the first devices by default.
-        numbers = ",".join(map(str, run.job.devices))
-        include = run.device == "cuda" and len(run.job.devices) == launch.processes
-        devices = ["--include", f"localhost:{numbers}"] if include else ["--num_gpus", str(launch.processes)]
+        return [str(python), str(python.with_name("deepspeed")), *launcher_options(run), "--module", *program]
+    if launch.node_count > 1:
+        return torchrun_hosts(str(python), launch, find_place(launch), program)
+    return torchrun(str(python), launch.processes, program, run.folder / MEETING_FOLDER)
+
+
+def launcher_options(run: ExternalRun) -> list[str]:
+    """Return the options of DeepSpeed's own launcher: it ignores the environment and takes the first devices by
+    default.
+
+    On several hosts each one starts its own processes (`--no_ssh`): Trainyard starts nothing on another machine.
+    """
+    launch, numbers = run.job.config.launch, ",".join(map(str, run.job.devices))
+    has_devices = run.device == "cuda" and len(run.job.devices) == launch.local_processes
+    if launch.node_count == 1:
+        devices = ["--include", f"localhost:{numbers}"] if has_devices else ["--num_gpus", str(launch.processes)]
         # DeepSpeed's own choice of a port is the same for every run of a machine.
-        options = [*devices, "--master_port", str(free_port()), "--no_local_rank", "--module"]
-        return [str(python), str(python.with_name("deepspeed")), *options, *WORKER, str(run.folder)]
-    meeting = run.folder / MEETING_FOLDER
-    return torchrun(str(python), launch.processes, [*WORKER, str(run.folder)], meeting)
+        return [*devices, "--master_port", str(free_port()), "--no_local_rank"]
+    place = find_place(launch)
+    names = write_hostfile(launch, run.folder / HOSTFILE)
+    own = f"{names[place.node_rank]}:{numbers}"
+    others = [name for number, name in enumerate(names) if number != place.node_rank]
+    return [
+        "--hostfile", str(run.folder / HOSTFILE), "--no_ssh", "--node_rank", str(place.node_rank),
+        "--master_addr", place.host, "--master_port", str(place.port), "--no_local_rank",
+        *(["--include", "@".join([own, *others])] if has_devices else []),
+    ]  # fmt: skip
 
 
 def find_environment() -> Path:
@@ -98,15 +126,18 @@ def variables(run: ExternalRun) -> Mapping[str, str]:
         "TRANSFORMERS_VERBOSITY": "error",
     }
     if run.device == "cpu":
-        # On a machine without a network its own name may not resolve; the processes are all here.
-        values |= {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
+        values |= {"DS_ACCELERATOR": "cpu"}
+        launch = run.job.config.launch
+        if launch.node_count == 1 or find_place(launch).host in LOCAL_NAMES:
+            # On a machine without a network its own name may not resolve; the processes are all here.
+            values |= {"GLOO_SOCKET_IFNAME": "lo"}
     return values
 
 
 def stop(run: ExternalRun, launcher: psutil.Process) -> bool:
     """Signal every training process, not their launcher, which would end them before they have saved."""
     ranks = [process for process in launcher.children(recursive=True) if is_rank(process)]
-    return len(ranks) >= run.job.config.launch.processes and terminate(ranks)
+    return len(ranks) >= run.job.config.launch.local_processes and terminate(ranks)
 
 
 def is_rank(process: psutil.Process) -> bool:

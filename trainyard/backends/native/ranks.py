@@ -6,8 +6,6 @@ side of the session, and carry out its commands; they never see the data.
 
 from __future__ import annotations
 
-import importlib.metadata
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +21,7 @@ from trainyard.backends.trl.distributed import join_ranks
 from trainyard.backends.trl.loading import pick_device
 from trainyard.compute.child import Events, Stopped
 from trainyard.compute.rank_process import RANKS_FOLDER
-from trainyard.errors import InvalidInput, TrainyardError, from_fields
+from trainyard.errors import TrainyardError, from_fields
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.devices import Precision
 from trainyard.stores.whole import write_folder
@@ -32,10 +30,6 @@ from trainyard.train.parallel.islands import divide_team
 from trainyard.train.parallel.session import END, SharedSession, serve
 from trainyard.train.parallel.team import LEADER, Team
 
-HOSTS = "hosts"
-COMPARED = ("trainyard", "torch", "base")
-"""What all hosts need to have in common."""
-
 
 def train(folder: Path, events: Events) -> None:
     """This process's part of the job of `folder/spec.json`."""
@@ -43,8 +37,6 @@ def train(folder: Path, events: Events) -> None:
     device = pick_device(job.config.device)
     with join_ranks(folder, device) as team:
         launch = job.config.launch
-        if launch.node_count > 1:
-            require_alike(team, job)
         crew = divide_team(team, launch.islands)
         others = range(launch.local_processes, launch.processes, launch.local_processes)
         if crew.leading:
@@ -92,37 +84,6 @@ def follow(own: TrainingJob, folder: Path, events: Events, team: Team, device: s
 
 
 # Several hosts
-
-
-def require_alike(team: Team, job: TrainingJob) -> None:
-    """Compare the hosts before anything is loaded. Raises `InvalidInput` (`E-LAUNCH`) in every process, with the name
-    of the first host that has another version or another base.
-    """
-    facts = {
-        "host": socket.gethostname(),
-        "trainyard": importlib.metadata.version("trainyard"),
-        "torch": torch.__version__,
-        "base": job.base_sha256,
-    }
-    if team.leading:
-        others = [team.receive(rank) for rank in range(1, team.size)]
-        differences = [
-            f"{other['host']} (process {rank}) has {name} {other[name]}, and {facts['host']} {facts[name]}"
-            for rank, other in enumerate(others, 1)
-            for name in COMPARED
-            if other[name] != facts[name]
-        ]
-        team.broadcast_command(HOSTS, differences[:1])
-    else:
-        team.send(facts, LEADER)
-        differences = team.receive_command()[1][0]
-    if differences:
-        raise InvalidInput(
-            f"The hosts are not alike: {differences[0]}.",
-            why="They would not compute the same.",
-            do="Install the same versions, and put the same base model on every host.",
-            code="E-LAUNCH",
-        )
 
 
 @contextmanager

@@ -125,8 +125,12 @@ def ask(path: str, header: JsonMapping, body: bytes = b"", *, timeout_s: float |
     return reply
 
 
-def lost_session_error(why: str) -> Conflict:
-    return Conflict(
+class SessionLost(Conflict):
+    """A session that ended, or was killed, while it was called."""
+
+
+def lost_session_error(why: str) -> SessionLost:
+    return SessionLost(
         "The session does not answer.", why=why,
         do="Look at its state by `trainyard sessions show`, and continue it by `trainyard sessions resume`.",
         code="E-SESSION-STATE",

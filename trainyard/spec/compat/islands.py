@@ -8,6 +8,7 @@ from trainyard.spec.axes.strategies import DilocoEngine, Strategy
 from trainyard.spec.compat.context import Match, NodeView, Row
 from trainyard.spec.training import TrainerConfig
 
+PORTS = 65_536
 CUT_OVER_ALL = (Strategy.FSDP, Strategy.ZERO3)
 """Strategies that cut the weights over all processes."""
 
@@ -72,8 +73,20 @@ def unfit_hosts(config: TrainerConfig, _: NodeView) -> Match:
             f"{launch.processes} processes are not as many on each of {count}", f"strategy ddp and processes: {even}",
         ),
         (
-            count > 1 and config.backend is not BackendName.NATIVE,
-            f"the {config.backend} backend trains on one host", "backend native",
+            count == 1 and launch.wait_s is not None,
+            "one host waits for no other", "hosts, or remove wait_s",
+        ),
+        (
+            count > 1 and config.backend not in (BackendName.NATIVE, BackendName.DEEPSPEED),
+            f"the {config.backend} backend trains on one host", "backend native or deepspeed",
+        ),
+        (
+            count > 1 and launch.launcher == "accelerate",
+            "accelerate starts the processes of one host", "launcher torchrun",
+        ),
+        (
+            launch.rendezvous is not None and not 0 < int(launch.rendezvous.rpartition(":")[2]) < PORTS,
+            f"{launch.rendezvous} has no port from 1 to {PORTS - 1}", "rendezvous HOST:PORT with such a port",
         ),
         (
             count > 1 and is_torchft(config),

@@ -21,6 +21,9 @@ backward pass of a block in bf16 autocast, counted tensor by tensor (tests/unit/
     thoughts     of latent reasoning, besides activations and logits of the further positions: the keys and values that
                  passes over a cache copy, and what a layer keeps for each pair of tokens (masks, scores)
     gathered     of weights that processes divide among them: the largest group that is whole at once
+    outer        of islands (DiLoCo): the outer weights and their momentum in float32, 8 T, which the processes of an
+                 island divide; with int8 also what was not sent; and what an exchange takes more than activations and
+                 logits: its pseudo-gradient and copies of it. torchft keeps its outer weights in the host's memory
     fragments    CUDA: 5 % of all that; CPU: what the C library's heap keeps and does not return
     context      CUDA 0.8 GiB; CPU 0.45 GiB: torch, transformers, PEFT and bitsandbytes, imported and used once
 
@@ -72,7 +75,7 @@ from trainyard.spec.axes.methods import (
     find_trained_rank,
 )
 from trainyard.spec.axes.stages import DrawnSettings, GrpoSettings, PpoSettings
-from trainyard.spec.axes.strategies import Strategy
+from trainyard.spec.axes.strategies import DilocoEngine, Strategy
 from trainyard.spec.estimate.shape import ContextFacts, ModelShape
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 
@@ -153,6 +156,7 @@ class Memory(Strict):
     teacher: int = 0
     critic: int = 0
     thoughts: int = 0
+    outer: int = 0
     fragments: int
     context: int
 
@@ -199,6 +203,7 @@ def estimate_memory(
     divided["teacher"] = teacher_bytes(teacher, half, tokens) if teacher is not None else 0
     divided["critic"] = critic_bytes(shape, config, half, trained)
     divided["thoughts"] = thought_bytes(shape, config, half, tokens)
+    divided["outer"] = outer_bytes(config.launch, trained, device, divided["activations"] + divided["logits"])
     imports = TRL_BYTES if config.backend is BackendName.TRL and not on_cuda else 0
     context = int(device.facts.context_gib * GIB) + imports
     return Memory(**divided, fragments=int(fragments), context=context)
@@ -405,6 +410,24 @@ def divide_memory(parts: dict[str, int], launch: LaunchSettings) -> dict[str, in
     if launch.strategy is Strategy.FSDP_HYBRID:  # of one copy
         sharers = max(1, launch.parts)
     return {part: -(-size // sharers) if part in shared else size for part, size in parts.items()}
+
+
+def outer_bytes(launch: LaunchSettings, trained: int, device: Device, freed: int) -> int:
+    """Return what the islands of DiLoCo keep in a process, and what an exchange takes more than the `freed` bytes of
+    activations and logits."""
+    diloco = launch.diloco
+    if diloco is None:
+        return 0
+    momentum = bool(diloco.outer_momentum)
+    if diloco.type is DilocoEngine.TORCHFT:
+        kept = momentum + (not device.facts.is_gpu)  # and the outer weights, where the host's memory is the device's
+        return 4 * kept * trained + max(0, 8 * trained - freed)
+    is_sharded = "weights" in launch.strategy.facts.divided
+    part = -(-trained // (launch.parts if is_sharded else launch.island_size))
+    residuals = 1 + 1 / diloco.num_islands if diloco.pseudo_gradient_dtype == "int8" else 0.0
+    exchanged = 12 * part  # the change, those of other islands, and their mean
+    flat = 0 if is_sharded else 8 * trained  # the weights in one row, and filled up
+    return round(4 * (1 + momentum + residuals) * part) + max(0, max(exchanged, flat) - freed)
 
 
 def estimate_gathered_bytes(shape: ModelShape, launch: LaunchSettings, width: int) -> int:

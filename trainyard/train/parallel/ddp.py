@@ -49,7 +49,7 @@ class RowShare:
 def cut_share(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
     """Return a run of neighbouring examples; as many for each process, but for one."""
     sides = 2 if stage.facts.ports == (Port.PREFERENCE,) else 1
-    if "position_ids" in batch:
+    if "position_ids" in batch and len(batch["position_ids"]) == 1:
         return cut_packed_share(batch, rank, size)
     examples = batch["input_ids"].shape[0] // sides
     start, end = examples * rank // size, examples * (rank + 1) // size

@@ -1,13 +1,15 @@
 """The eight verbs over several processes: rank 0 takes the calls, the other ranks run the same verbs.
 
 Each call is broadcast with its arguments before it runs. A call that is refused is refused on every rank, because all
-of them have the same batch and the same counters, so nothing has to be undone.
+of them have the same batch and the same counters, so nothing has to be undone. So is one that fails in an unforeseen
+way: the ranks meet, and the session stays open; where one of them fails alone, it ends.
 
 The strategies by name.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,9 @@ class SharedSession(Session):
         try:
             return work()
         except TrainyardError:
+            raise
+        except Exception:
+            self.team.broken = not self.team.meet_after_failure()
             raise
         except BaseException:
             self.team.broken = True
@@ -144,6 +149,10 @@ def serve(session: SharedSession) -> None:
             getattr(session, word)(*arguments)
         except TrainyardError as error:
             print(f"refused, as on rank 0: {error}", flush=True)
+        except Exception:
+            traceback.print_exc()
+            if not session.team.meet_after_failure():
+                raise
 
 
 def make_strategy(team: Team, model: Any, launch: LaunchSettings) -> Ddp:

@@ -29,6 +29,8 @@ PATIENCE = timedelta(days=30)
 """How long a process waits for the next command: the leader may prepare data, or wait for a person, for days."""
 COLLECTIVE_PATIENCE = timedelta(minutes=30)
 """How long one waits inside a step. A process that is gone is noticed at once; this is for one that hangs."""
+FAILURE_PATIENCE = timedelta(seconds=30)
+"""How long a process in which a verb has failed waits for the same failure in all others."""
 VALUE, END = "value", "end"
 LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
@@ -83,6 +85,18 @@ class Team:
 
     def close(self) -> None:
         """Wait until the last command has left this process."""
+
+    def meet_after_failure(self) -> bool:
+        """Wait for all processes after an unforeseen error; returns whether it has happened in all of them.
+
+        Then each is where it was before the verb: collectives block, so none is in the middle of one.
+        """
+        try:
+            dist.monitored_barrier(self.control_group, FAILURE_PATIENCE)
+        except RuntimeError as error:
+            print(f"the other processes did not fail, too: {error}", flush=True)
+            return False
+        return True
 
     def send(self, value: Any, to: int) -> None:
         """Send a value whose tensors may be large to rank `to`: one tensor at a time, without a copy."""

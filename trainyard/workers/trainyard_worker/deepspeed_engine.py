@@ -24,6 +24,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, set_seed
 
+from . import deepspeed_hosts as hosts
 from . import deepspeed_shards as shards
 from . import names
 from .files import StopFlag, WorkerFiles, require_finite
@@ -44,6 +45,7 @@ class DeepspeedTraining:
     rank: int
     world: int
     device: torch.device
+    layout: hosts.Layout
     examples: list[dict[str, list[int]]]
     facts: dict[str, Any]
     step: int = 0
@@ -53,7 +55,8 @@ class DeepspeedTraining:
 
     @property
     def first(self) -> bool:
-        return self.rank == 0
+        """Whether this process writes the files of its host."""
+        return self.layout.writes
 
     @property
     def accumulation(self) -> int:
@@ -63,14 +66,14 @@ class DeepspeedTraining:
 def train(folder: Path, stop: StopFlag) -> None:
     """Train to the end, or to the step at which all processes agreed to stop."""
     files = WorkerFiles(folder)
-    torch.set_num_threads(max(1, int(files.spec["threads"]) // int(files.config["launch"]["processes"])))
     deepspeed.init_distributed()
-    run = assemble(files)
-    if files.resume["path"]:
+    layout = hosts.find_layout(files.config["launch"])
+    torch.set_num_threads(max(1, int(files.spec["threads"]) // layout.local))
+    run = assemble(files, layout)
+    checkpoint = hosts.agree_on_checkpoint(files, layout)
+    if checkpoint is not None:
         adapter = files.plan["lora"] is not None
-        run.step, run.losses, run.tokens = shards.load_checkpoint(
-            run.engine, Path(files.resume["path"]), adapter=adapter
-        )
+        run.step, run.losses, run.tokens = shards.load_checkpoint(run.engine, checkpoint, adapter=adapter)
     if run.first:
         files.begin(device=files.plan["device"], threads=torch.get_num_threads(), **run.facts)
     if loop(run, stop):
@@ -81,7 +84,7 @@ def train(folder: Path, stop: StopFlag) -> None:
     torch.distributed.destroy_process_group()
 
 
-def assemble(files: WorkerFiles) -> DeepspeedTraining:
+def assemble(files: WorkerFiles, layout: hosts.Layout) -> DeepspeedTraining:
     """Model, engine and rows, with what is known of how the weights are shared."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     device = torch.device("cpu")
@@ -99,7 +102,7 @@ def assemble(files: WorkerFiles) -> DeepspeedTraining:
         config=engine_config(files, stage, world, facts["precision"]),
     )
     facts |= {"processes": world, "zero_stage": stage, "sharding": shards.measure(engine, sizes, stage, world)}
-    return DeepspeedTraining(files, engine, rank, world, device, files.examples(), facts)
+    return DeepspeedTraining(files, engine, rank, world, device, layout, files.examples(), facts)
 
 
 def load_base(files: WorkerFiles) -> Any:
@@ -156,6 +159,8 @@ def engine_config(files: WorkerFiles, stage: int, world: int, precision: str) ->
         "fp16": {"enabled": precision == "fp16", "initial_scale_power": FIRST_SCALE_POWER},
         # Below the threshold stage 3 would keep whole parameters in every process: nothing of a small model is shared.
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0, "overlap_comm": False},
+        # Each of several hosts has a folder of its own.
+        "checkpoint": {"use_node_local_storage": hosts.count_hosts(files.config["launch"]) > 1},
         "steps_per_print": NEVER,
     }
 
@@ -235,7 +240,8 @@ def token_loss(run: DeepspeedTraining, rows: list[int]) -> torch.Tensor:
 def save(run: DeepspeedTraining) -> None:
     facts = {"processes": run.world, "strategy": run.files.config["launch"]["strategy"]}
     state = {"step": run.step, "losses": run.losses, "tokens": run.tokens}
-    saved = shards.save(run.engine, run.files.folder, state, facts, adapter=run.files.plan["lora"] is not None)
+    adapter = run.files.plan["lora"] is not None
+    saved = shards.save(run.engine, run.files.folder, state, facts, layout=run.layout, adapter=adapter)
     if run.first:
         run.files.emit("checkpoint", **saved)
 

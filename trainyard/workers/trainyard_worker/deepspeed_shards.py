@@ -14,6 +14,7 @@ import deepspeed
 import orjson
 import torch
 
+from .deepspeed_hosts import Layout, exchange_files
 from .failures import WorkerError, nonfinite_weights
 from .files import checkpoint_places, commit, empty_checkpoint, write_whole
 
@@ -70,16 +71,20 @@ def sharding_error(message: str) -> WorkerError:
     )
 
 
-def save(engine: Any, folder: Path, state: dict[str, Any], facts: dict[str, Any], *, adapter: bool) -> dict[str, Any]:
-    """A checkpoint by all processes together, sealed by the first; returns its facts there, nothing elsewhere."""
-    first = torch.distributed.get_rank() == 0
-    temporary = empty_checkpoint(folder, state["step"]) if first else checkpoint_places(folder, state["step"])[0]
+def save(
+    engine: Any, folder: Path, state: dict[str, Any], facts: dict[str, Any], *, layout: Layout, adapter: bool
+) -> dict[str, Any]:
+    """A checkpoint by all processes together, sealed by the first of each host; returns its facts there, nothing
+    elsewhere."""
+    writes = layout.writes
+    temporary = empty_checkpoint(folder, state["step"]) if writes else checkpoint_places(folder, state["step"])[0]
     torch.distributed.barrier()
     # The frozen base is not part of an adapter's checkpoint: it is where it was.
     engine.save_checkpoint(str(temporary), tag=f"global_step{state['step']}", exclude_frozen_parameters=adapter)
     torch.distributed.barrier()
+    exchange_files(temporary, layout)
     event: dict[str, Any] = {}
-    if first:
+    if writes:
         write_whole(temporary / STATE_FILE, state)
         event = commit(folder, state["step"], facts)
     torch.distributed.barrier()

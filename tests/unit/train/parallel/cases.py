@@ -125,6 +125,13 @@ def count_bytes(session: Session) -> dict[str, int]:
     }
 
 
+def count_outer_bytes(session: Session) -> int:
+    """What this process keeps for the exchanges of islands."""
+    tensors: dict[str, torch.Tensor] = {}
+    flatten(session.parallelism.own_parts(), "outer", tensors)
+    return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
 def never() -> bool:
     return False
 
@@ -168,6 +175,7 @@ def whole_run(
         "skipped": session.skipped,
         "facts": session.parallelism.facts(),
         "parameters": sum(value.numel() for value in session.parameters),
+        "outer": count_outer_bytes(session),
     }
 
 

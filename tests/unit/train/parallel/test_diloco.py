@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from tests.unit.train.parallel.conftest import ONE, Ask, Ran, case
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.strategies import PSEUDO_GRADIENT_BYTES
+from trainyard.spec.estimate.memory import outer_bytes
+from trainyard.spec.training import LaunchSettings
 
 pytestmark = pytest.mark.integration
 
@@ -69,6 +72,22 @@ def test_processes_of_an_island_share_what_is_sent(ran: dict[str, Ran]) -> None:
     alone, shared = (ran[f"steps {strategy}"].ranks for strategy in ("ddp", "zero2"))
     sent = [rank["facts"]["outer_bytes_sent"] for rank in shared]
     assert sum(sent[:2]) == pytest.approx(alone[0]["facts"]["outer_bytes_sent"], abs=64)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size", "dtype"), [*((name, size, "fp32") for name, size in LAYOUTS.items()), ("ddp", 2, "int8")]
+)
+def test_the_outer_state_takes_what_is_estimated(strategy: str, size: int, dtype: str, ran: dict[str, Ran]) -> None:
+    """A process has parts that are filled up to whole blocks, at most a few bytes more than its share."""
+    name = f"steps {strategy}" if dtype == "fp32" else f"sent {dtype}"
+    launch = LaunchSettings(
+        strategy=strategy, processes=size, diloco={**TWO, "type": "native", "pseudo_gradient_dtype": dtype}
+    )
+    largest = max(rank["parameters"] for rank in ran[name].ranks)  # a shard may have a row more than another
+    trained = largest * (2 if strategy == "fsdp_hybrid" else 1)
+    expected = outer_bytes(launch, trained, Device.CPU, freed=1 << 40)
+    for rank in ran[name].ranks:
+        assert expected <= rank["outer"] <= expected + 8 * 4 * 4096 * (dtype == "int8") + 128
 
 
 def test_with_one_sgd_step_between_exchanges_it_is_ordinary_training(ran: dict[str, Ran]) -> None:

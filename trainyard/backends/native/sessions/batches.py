@@ -161,6 +161,8 @@ class Encoder:
         kind = next((suffix for suffix in (IDS, LABELS, MASK, "position_ids") if last.endswith(suffix)), "")
         if value.dtype not in (*WHOLE, *FLOATING):
             raise invalid(f"has a {name} of {value.dtype}")
+        if value.ndim == 2 and len(value) != shape[0]:
+            raise invalid(f"has a {name} of {len(value)} rows with {IDS} of {shape[0]}")
         if not kind or prefix:
             return value
         if value.dtype not in WHOLE:
