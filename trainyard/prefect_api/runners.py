@@ -48,8 +48,14 @@ def start_threads(settings: FanOutSettings) -> Iterator[Runner]:
 def end_with_parent() -> None:
     """End this worker with the process that started it: a pool's workers wait for each other's pipes otherwise."""
     parent = parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    if parent is None:
+        return
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainyard.app.plan.keys import code_digest, package_version
+from trainyard.app.plan.keys import package_version
+from trainyard.backends.machine import code_digest
 from trainyard.errors import Reason
 from trainyard.settings import FanOutSettings, Settings
 from trainyard.spec.axes.data import GeneratorKind
