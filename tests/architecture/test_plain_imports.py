@@ -13,7 +13,7 @@ from tests.architecture.test_budgets import REPOSITORY, format_path, parse_file,
 
 DOTTED = re.compile(r"(?P<module>[a-z_]\w*(?:\.\w+)+)(?::[\w.]*)?")
 PROCESSES = {
-    "trainyard/app/stack/proof.py", "trainyard/app/services.py",
+    "trainyard/app/plan/workers.py", "trainyard/app/stack/proof.py", "trainyard/app/services.py",
     "trainyard/backends/external/runner.py", "trainyard/backends/programs.py",
     "trainyard/backends/llamacpp/program.py", "trainyard/backends/native/backend.py",
     "trainyard/backends/remote_steps/backend.py", "trainyard/backends/cloud/backend.py",

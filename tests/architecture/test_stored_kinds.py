@@ -57,6 +57,7 @@ WITHOUT = {
     "trainyard/backends/frame.py: decide_precision": WORK,
     "trainyard/backends/job.py: rename_work_folder": WORK,
     "trainyard/backends/llamacpp/build.py: keep": CACHE,
+    "trainyard/backends/hosts.py: prepare_hosts": CHILD,
     "trainyard/backends/llamacpp/plan.py: write_plan": CHILD,
     "trainyard/backends/llamacpp/program.py: write_result": CHILD,
     "trainyard/backends/llamacpp/program.py: run_epoch": WORK,

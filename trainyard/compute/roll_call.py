@@ -140,7 +140,7 @@ def collect_hosts(
             continue
         hello = read_hello(connection)
         if hello is None:
-            connection.close()  # something that is no host
+            connection.close()  # not a host
             continue
         number = int(hello["number"])
         earlier = arrived.pop(number, None)

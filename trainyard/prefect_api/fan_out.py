@@ -43,7 +43,7 @@ PIECE_TASK = "piece"
 """Name of the task of a piece, which is not a node."""
 ATTEMPTS = 3
 """Runners on which a piece is tried; on each, the engine itself repeats a piece whose worker died."""
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 """How often a caller that waits is asked whether it should."""
 TURN = threading.Lock()
 """Nodes of one process take turns: each uses all workers, and Ray has one connection a process."""
@@ -51,7 +51,7 @@ TURN = threading.Lock()
 
 @flow(name="pieces")
 def pieces() -> None:
-    """Stand for the chain's flow where a piece runs."""
+    """Run the pieces in place of the chain's flow."""
 
 
 @task(name=PIECE_TASK, cache_policy=NO_CACHE, persist_result=False, log_prints=False)
@@ -80,7 +80,7 @@ class PrefectFanOut:
     node: str
     say: Callable[[str], None]
     """Gets what a user should know."""
-    beat: Callable[[], None]
+    heartbeat: Callable[[], None]
     """Is called about once a second; raises when the node should stop."""
 
     @property
@@ -153,9 +153,9 @@ class PrefectFanOut:
                         futures[number] = future
                         future.add_done_callback(lambda _, number=number: ended.put(number))
                     try:
-                        number = ended.get(timeout=BEAT_S)
+                        number = ended.get(timeout=HEARTBEAT_S)
                     except queue.Empty:
-                        self.beat()
+                        self.heartbeat()
                         if engine.is_lost(runner):
                             yield from (
                                 (n, Lost(ConnectionError("the scheduler is gone"))) for n in [*futures, *waiting]

@@ -68,7 +68,7 @@ def start_processes(settings: FanOutSettings) -> Iterator[Runner]:
 def start_dask(settings: FanOutSettings) -> Iterator[Runner]:
     from prefect_dask import DaskTaskRunner  # an extra; imports all of distributed
 
-    logging.getLogger("distributed").setLevel(logging.ERROR)  # its hellos and goodbyes are no lines of the run's log
+    logging.getLogger("distributed").setLevel(logging.ERROR)  # keeps its hellos and goodbyes out of the run's log
     with tempfile.TemporaryDirectory(prefix="trainyard-dask-", ignore_cleanup_errors=True) as folder:
         if settings.address:
             runner = DaskTaskRunner(address=settings.address, client_kwargs={"timeout": CONNECT_S})

@@ -1,6 +1,6 @@
 """Double of Vertex AI's job service: custom jobs over gRPC, each container's command as a local process.
 
-    with serve_jobs(VertexDouble(accelerators={"europe-west4": {"NVIDIA_L4"}})) as address:
+    with serve_jobs(VertexJobsDouble(accelerators={"europe-west4": {"NVIDIA_L4"}})) as address:
         JobServiceAsyncClient(transport=JobServiceGrpcAsyncIOTransport(channel=grpc.aio.insecure_channel(address)))
 
 Requests and answers are the messages of `google-cloud-aiplatform`. The service itself was never called.
@@ -35,7 +35,7 @@ PARENT = re.compile(r"projects/[^/]+/locations/(?P<region>[a-z0-9-]+)")
 
 
 @dataclass
-class VertexDouble:
+class VertexJobsDouble:
     """The custom jobs of some regions."""
 
     accelerators: Mapping[str, set[str]]
@@ -95,7 +95,7 @@ class VertexDouble:
 
 
 @contextmanager
-def serve_jobs(double: VertexDouble) -> Iterator[str]:
+def serve_jobs(double: VertexJobsDouble) -> Iterator[str]:
     """Serve the double on a free port; yields host:port. Processes of its jobs are ended at the end."""
     import grpc  # for tests with this double
     from google.cloud.aiplatform_v1.types import (

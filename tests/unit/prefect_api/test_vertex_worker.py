@@ -25,7 +25,7 @@ from tenacity import RetryError
 from trainyard.compute.pools import run_variables
 from trainyard.prefect_api.pools import render_template
 from trainyard.settings import Settings
-from trainyard.testing.vertex_jobs import VertexDouble, serve_jobs
+from trainyard.testing.vertex_jobs import VertexJobsDouble, serve_jobs
 
 pytestmark = pytest.mark.integration
 IMAGE, ACCOUNT = "europe-docker.pkg.dev/p/yard/trainyard:1", "yard@project.iam.gserviceaccount.com"
@@ -72,14 +72,14 @@ def configure(address: str, queue: str = "", **job_variables: Any) -> tuple[Flow
     return run, configuration
 
 
-def run_job(double: VertexDouble, queue: str = "", **job_variables: Any) -> int:
+def run_job(double: VertexJobsDouble, queue: str = "", **job_variables: Any) -> int:
     """Run a command in a job; return the worker's status of it."""
     with serve_jobs(double) as address:
         run, configuration = configure(address, queue, **job_variables)
         return asyncio.run(VertexAIWorker(work_pool_name="cloud").run(run, configuration)).status_code
 
 
-def read_refusal(double: VertexDouble, queue: str = "") -> str:
+def read_refusal(double: VertexJobsDouble, queue: str = "") -> str:
     """Return the service's answer to a job that it does not take, and let go of the client, whose thread ends then."""
     try:
         run_job(double, queue)
@@ -91,7 +91,7 @@ def read_refusal(double: VertexDouble, queue: str = "") -> str:
 
 
 def test_a_job_has_the_image_the_machine_and_the_process_of_a_run() -> None:
-    double = VertexDouble({"europe-west4": {"NVIDIA_L4"}})
+    double = VertexJobsDouble({"europe-west4": {"NVIDIA_L4"}})
     assert run_job(double, command="python -c 'import os; assert os.environ[\"YARD\"]'") == 0
     (job,) = double.jobs.values()
     (pool,) = job.job_spec.worker_pool_specs
@@ -109,17 +109,17 @@ def test_a_run_is_a_process_that_gets_the_signals_itself() -> None:
 
 
 def test_a_job_that_fails_is_no_success() -> None:
-    assert run_job(VertexDouble({"europe-west4": {"NVIDIA_L4"}}), command="python -c 'raise SystemExit(3)'") == 1
+    assert run_job(VertexJobsDouble({"europe-west4": {"NVIDIA_L4"}}), command="python -c 'raise SystemExit(3)'") == 1
 
 
 def test_a_region_without_the_accelerator_is_named() -> None:
-    double = VertexDouble({"europe-west4": {"NVIDIA_L4"}})
+    double = VertexJobsDouble({"europe-west4": {"NVIDIA_L4"}})
     text = read_refusal(double, "a100")
     assert "NVIDIA_TESLA_A100 is not supported for custom training in region europe-west4" in text
     assert not double.jobs
 
 
 def test_an_expired_login_is_named_and_not_shown() -> None:
-    text = read_refusal(VertexDouble({"europe-west4": {"NVIDIA_L4"}}, valid_login=False))
+    text = read_refusal(VertexJobsDouble({"europe-west4": {"NVIDIA_L4"}}, valid_login=False))
     assert "invalid authentication credentials" in text
     assert "PRIVATE KEY" not in text

@@ -1,4 +1,4 @@
-"""The kinds of pieces, and having them done one after another where one stands."""
+"""The kinds of pieces, and doing them one after another in this process."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
 
-from trainyard.settings import TimestampAnchor
+from trainyard.anchor_settings import TimestampAnchor
 from trainyard.stores.ledger.anchors.timestamp import place_timestamp
 from trainyard.stores.ledger.log import Head, Ledger
 from trainyard.stores.ledger.merkle import prove_inclusion, verify_inclusion

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainyard.anchor_settings import EvmAnchor
 from trainyard.errors import Conflict, Corrupt, InvalidInput
 from trainyard.json_types import JsonObject
-from trainyard.settings import EvmAnchor
 from trainyard.stores.ledger.anchors.contract import (
     REQUEST_S,
     AnchorRecord,

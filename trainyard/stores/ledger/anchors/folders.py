@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainyard.anchor_settings import BucketAnchor, FolderAnchor
 from trainyard.errors import Conflict, Corrupt
-from trainyard.settings import BucketAnchor, FolderAnchor
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.ledger.anchors.contract import (
     AnchorRecord,

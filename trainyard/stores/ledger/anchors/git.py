@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainyard.anchor_settings import GitAnchor
 from trainyard.errors import Corrupt
-from trainyard.settings import GitAnchor
 from trainyard.stores.ledger.anchors.contract import (
     AnchorRecord,
     PlacedCheckpoint,

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from trainyard.anchor_settings import AnchorSetting
 from trainyard.errors import Corrupt, TrainyardError
 from trainyard.json_types import JsonObject
-from trainyard.settings import AnchorSetting
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.ledger.anchors.contract import AnchorRecord, SeenCheckpoint, is_beginning
 from trainyard.stores.ledger.anchors.table import ANCHOR_KINDS

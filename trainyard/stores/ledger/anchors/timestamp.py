@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from datetime import UTC
 from hashlib import sha256
 
+from trainyard.anchor_settings import TimestampAnchor
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
-from trainyard.settings import TimestampAnchor
 from trainyard.stores.ledger.anchors.contract import (
     REQUEST_S,
     AnchorRecord,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
+from trainyard.anchor_settings import WitnessAnchor
 from trainyard.errors import Corrupt
-from trainyard.settings import WitnessAnchor
 from trainyard.stores.ledger.anchors.contract import (
     REQUEST_S,
     AnchorRecord,
