@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from trainyard.app.plan.keys import package_version
 from trainyard.backends.machine import code_digest
 from trainyard.errors import Reason
+from trainyard.inherited import child_environment
 from trainyard.settings import FanOutSettings, Settings
 from trainyard.spec.axes.data import GeneratorKind
 from trainyard.spec.graph import ResolvedChain
@@ -116,7 +117,9 @@ def find_problem(fan_out: FanOutSettings, home: Path) -> str:
         str(home),
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=child_environment(), timeout=PROBE_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"no scheduler of {fan_out.engine} answered within {PROBE_S:.0f} s."
     if done.returncode:
