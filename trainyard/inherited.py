@@ -77,8 +77,9 @@ PASSED = (
     Passed("SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE", "certificates"),
     Passed(
         "DO_NOT_TRACK TRAINYARD_* TRAINYARD_ALLOW_PRIVATE_URLS TRAINYARD_CHECKPOINT_KEY TRAINYARD_RENT_SSH_KEY "
-        "TRAINYARD_DATA_WORKER_KEY_ENV",
-        "this product's own, but for TRAINYARD_TOKEN; the last three name a file or a variable, and are not keys",
+        "TRAINYARD_DATA_WORKER_KEY_ENV TRAINYARD_LIMITS_KEY",
+        "this product's own, but for TRAINYARD_TOKEN; of the last four, three name a file or a variable, and one is a "
+        "public key",
     ),
 )
 """The table: what every child may see."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainyard.inherited import child_environment
 from trainyard.stores.ledger.log import Ledger
 from trainyard.stores.ledger.witnessing import Witness
 from trainyard.testing.loopback import Answer, LoopbackHandler, answering
@@ -40,7 +41,9 @@ extendedKeyUsage = critical,timeStamping
 
 def run_openssl(folder: Path, *arguments: str, data: bytes = b"") -> bytes:
     """Return the output of an openssl command in a folder."""
-    done = subprocess.run(["openssl", *arguments], cwd=folder, input=data, capture_output=True, check=True)
+    done = subprocess.run(
+        ["openssl", *arguments], cwd=folder, env=child_environment(), input=data, capture_output=True, check=True
+    )
     return done.stdout
 
 
