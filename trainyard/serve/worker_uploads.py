@@ -36,9 +36,9 @@ def upload_version(version: AdapterVersion, registry: AdapterRegistry, settings:
             folder = Path(work) / "version"
             folder.mkdir()
             stage(version, registry, folder)
+            sign_published(folder, settings)  # without the cards, which are not part of the version
             for name, text in write_cards(version, registry.path(version), settings.home, repository).items():
                 (folder / name).write_text(text, encoding="utf-8")
-            sign_published(folder, settings)
             files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
             commit = workers.upload_folder(KIND, repository, files, f"Publish {version.name}")
         workers.tag(KIND, repository, tag, commit)
