@@ -46,6 +46,8 @@ LEFT_OUT = frozenset((
 """Keys of a schema that an agent does not need: what they refuse, the operation refuses with a remedy."""
 
 
+SELF_DESCRIBING = frozenset(("limit", "session", "tenant", "wait", "watch"))
+"""Fields of many tools whose names say what they are."""
 LONG_DESCRIPTION = 30
 """Characters of a description from which on an agent gets the first sentence; `help` and the manual have all."""
 
@@ -76,6 +78,8 @@ def build_tool(name: str) -> types.Tool:
     hints = types.ToolAnnotations(read_only_hint=True) if row.scope is Scope.READ else None  # else it may destroy
     schema = shorten(row.request.model_json_schema())
     schema.pop("description", None)  # the summary of the operation says it
+    for field_name in SELF_DESCRIBING & schema.get("properties", {}).keys():
+        schema["properties"][field_name].pop("description", None)
     if not schema.get("properties"):
         schema.pop("properties", None)
     return types.Tool(
@@ -85,7 +89,8 @@ def build_tool(name: str) -> types.Tool:
 
 def first_sentence(text: str) -> str:
     """Return a short text, or the first sentence of a long one."""
-    return text if len(text) <= LONG_DESCRIPTION else re.split(r"(?<=[.;:]) ", text, maxsplit=1)[0].rstrip(";:")
+    first = text if len(text) <= LONG_DESCRIPTION else re.split(r"(?<=[.;:]) ", text, maxsplit=1)[0]
+    return first.rstrip(".;:")
 
 
 def shorten(schema: Any) -> Any:
