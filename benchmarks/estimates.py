@@ -154,7 +154,7 @@ def write_chains(folder: Path) -> dict[str, list[dict[str, Any]]]:
     rules = [{"type": "ai_generator", "config": {"count": 150}}, {"type": "validator"}]
     code = [{"type": "ai_generator", "config": {"count": 40, "template": "code"}}, {"type": "validator"}]
     return {  # the first is the short form: the fewest steps
-        "code": [source(repository="tools"), *code, trainer("sft", epochs=6)],
+        "code": [source(repository="tools"), *code, trainer("sft", epochs=size(6, 1))],
         "chats": [source(path="chats.jsonl"), trainer("sft")],
         "preference": [source(path="pairs.jsonl"), trainer("dpo")],
         "documents": [source(path="manual"), *rules, trainer("sft", epochs=4)],

@@ -79,7 +79,9 @@ def alone(runs: Runs) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("engine", ["dask", "ray", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "engine", ["dask", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ("ray", "processes"))]
+)
 def test_a_killed_worker_loses_and_doubles_no_row(runs: Runs, alone: dict[str, Any], engine: str) -> None:
     result = runs.run(engine, {"engine": engine, "workers": 2}, kills=1)
     assert (result["state"], result["killed"]) == ("Completed", 1), result
