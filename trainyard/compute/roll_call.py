@@ -129,7 +129,11 @@ def collect_hosts(
 ) -> JsonObject:
     """Take the other hosts in until all have arrived, or there is a reason against them."""
     deadline, size = time.monotonic() + host.wait_s, len(host.names)
-    while len(arrived) < size - 1:
+    while True:
+        for number in [number for number, (connection, _) in arrived.items() if has_left(connection)]:
+            arrived.pop(number)[0].close()  # it was stopped while it waited, and may be started again
+        if len(arrived) == size - 1:
+            break
         if stop():
             raise StopRequested
         if time.monotonic() > deadline:

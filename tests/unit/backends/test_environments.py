@@ -227,6 +227,7 @@ def test_a_worker_puts_an_error_of_its_tool_into_words(
 TOOLS = {
     "axolotl_schema": {"axolotl", "pydantic", "yaml"},
     "deepspeed_engine": {"deepspeed", "peft", "torch", "transformers"},
+    "deepspeed_hosts": {"torch"},
     "deepspeed_shards": {"deepspeed", "torch"},
     "mlx_engine": {"mlx", "mlx_lm", "numpy"},
     "standalone": {"jinja2", "peft", "safetensors", "torch", "transformers"},

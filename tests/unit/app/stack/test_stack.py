@@ -212,10 +212,10 @@ def test_a_server_that_lost_its_database_is_written_to_again(server: str, tmp_pa
 
 
 def test_a_pool_of_another_name_gets_the_same_deployments(tmp_path: Path) -> None:
-    assert stack.write_other_pool(Settings(home=tmp_path)) == []
+    assert stack.write_other_pool(Settings(home=tmp_path), "http://127.0.0.1:4200/api") == []
     here = Settings(home=tmp_path, work_pool="gpu-box")
     here.services.mkdir(parents=True)
-    _, path = stack.write_other_pool(here)
+    _, path = stack.write_other_pool(here, "http://127.0.0.1:4200/api")
     written = yaml.safe_load(Path(path).read_text())
     assert {deployment["work_pool"]["name"] for deployment in written["deployments"]} == {"gpu-box"}
     assert len(written["deployments"]) == 11
