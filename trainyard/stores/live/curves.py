@@ -26,6 +26,7 @@ import orjson
 
 from trainyard.json_types import JsonObject
 from trainyard.stores.metrics import MEASURED, Event, Point, TrainingProgress, number
+from trainyard.stores.write_ahead import use_write_ahead_log
 
 VERSION = 3
 WAIT_S = 30.0
@@ -196,7 +197,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def create_tables(database: sqlite3.Connection) -> None:
-    database.execute("pragma journal_mode = wal")
+    use_write_ahead_log(database, WAIT_S)
     database.execute("begin immediate")
     if database.execute("pragma user_version").fetchone()[0] == 0:
         database.execute("create table facts (name text primary key, value blob)")

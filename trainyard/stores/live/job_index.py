@@ -28,6 +28,7 @@ from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping
 from trainyard.spec.states import JobState
 from trainyard.stores.live.job_ids import GROUP_TAG, SWEEP_TAG, find_group, is_named, name_patterns
+from trainyard.stores.write_ahead import use_write_ahead_log
 
 VERSION = 2
 """Of the tables: a file of another version is made again."""
@@ -375,7 +376,7 @@ def connect(path: Path, *, make: bool = False) -> sqlite3.Connection:
 
 
 def create_tables(database: sqlite3.Connection) -> None:
-    database.execute("pragma journal_mode = wal")
+    use_write_ahead_log(database, WAIT_S)
     database.execute("begin immediate")
     if database.execute("pragma user_version").fetchone()[0] == 0:  # another process may have been faster
         for statement in filter(str.strip, TABLES.split(";")):

@@ -22,6 +22,7 @@ from starlette.requests import Request
 
 from trainyard.app.context import Caller
 from trainyard.errors import Conflict, InvalidInput
+from trainyard.stores.write_ahead import use_write_ahead_log
 
 HEADER = "idempotency-key"
 KEPT_S = 24 * 3600.0
@@ -49,6 +50,10 @@ def read_key(request: Request) -> str:
     return key
 
 
+WAIT_S = 10.0
+"""A write waits so long for another one."""
+
+
 class Replays:
     """The answers that were given to keys."""
 
@@ -58,7 +63,7 @@ class Replays:
         path.parent.mkdir(parents=True, exist_ok=True)
         database = self.connect()
         with database:
-            database.execute("PRAGMA journal_mode=WAL")
+            use_write_ahead_log(database, WAIT_S)
             database.execute(TABLE)
             database.execute("CREATE INDEX IF NOT EXISTS by_age ON replays (created)")
         os.chmod(path, 0o600)
@@ -70,7 +75,7 @@ class Replays:
         """
         connection: sqlite3.Connection | None = getattr(self.threads, "database", None)
         if connection is None:
-            connection = self.threads.database = sqlite3.connect(self.path, timeout=10)
+            connection = self.threads.database = sqlite3.connect(self.path, timeout=WAIT_S)
             connection.execute("PRAGMA synchronous=NORMAL")
         return connection
 
