@@ -289,7 +289,12 @@ def walk(path: Path) -> Iterator[Path]:
 
 
 def count_bytes(path: Path) -> int:
-    return sum(file.lstat().st_size for file in walk(path))
+    """Return the bytes of an upload; a file that another request has moved or removed meanwhile counts nothing."""
+    size = 0
+    for file in walk(path):
+        with suppress(FileNotFoundError):
+            size += file.lstat().st_size
+    return size
 
 
 def list_unfinished(folder: Path) -> Iterator[Path]:
