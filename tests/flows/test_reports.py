@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -108,8 +109,14 @@ def check_page(html: str) -> None:
     """No script, no request, no handler; every hostile text is there as text."""
     reader = TagReader()
     reader.feed(html)
-    assert reader.tags.isdisjoint({"script", "img", "link", "iframe", "form", "object", "b"})
-    assert (reader.addresses, reader.handlers) == ([], [])
+    assert reader.tags.isdisjoint({"script", "link", "iframe", "form", "object", "b"})
+    (lineage,) = reader.addresses
+    assert reader.handlers == []
+    picture = base64.b64decode(lineage.removeprefix("data:image/svg+xml;base64,")).decode()
+    assert "trained" in picture
+    assert SCRIPT not in picture
+    assert "<script" not in picture
+    assert "href" not in picture
     assert "default-src 'none'" in html
     assert "url(" not in html
     assert "@import" not in html
@@ -130,7 +137,14 @@ def check_canaries(result: RunResult, page: RunReport, tmp_path: Path, context: 
     with_samples = write_report(ReportInput(run=result.run_id, samples=True), context).html
     ledger = read_files(Ledger.at_home(settings().home).folder)
     carried = {name: data for name, data in read_files(whole).items() if not name.startswith("data/")}
-    places = {**ledger, **read_files(plain), **carried, "card": card.encode(), "page": page.html.encode()}
+    places = {
+        **ledger,
+        **read_files(plain),
+        **carried,
+        "card": card.encode(),
+        "page": page.html.encode(),
+        "picture": decode_picture(page.html),
+    }
     secrets = [value.encode() for value in (*SECRETS.values(), "canary-password", str(tmp_path))]
     for name, data in {**places, "samples": with_samples.encode(), **read_files(whole)}.items():
         allowed = [str(tmp_path).encode()] if name.startswith(("recipes/", "data/")) else []
@@ -138,6 +152,10 @@ def check_canaries(result: RunResult, page: RunReport, tmp_path: Path, context: 
     assert not [name for name, data in places.items() if WORD.encode() in data]
     assert WORD in with_samples
     assert with_samples.count(WORD) == sum(part.count(WORD) for part in samples_section(with_samples))
+
+
+def decode_picture(html: str) -> bytes:
+    return base64.b64decode(html.partition("data:image/svg+xml;base64,")[2].partition('"')[0])
 
 
 def samples_section(html: str) -> Iterator[str]:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.another_checkout import copy_package, reproduce_elsewhere
 from tests.flows.chain_runs import complete_nodes, fill_working_folder, twice
 from trainyard.app.artifacts.ledger import export
 from trainyard.app.context import Context
@@ -20,23 +16,11 @@ from trainyard.settings import settings
 from trainyard.stores.ledger.log import Ledger
 
 pytestmark = [pytest.mark.usefixtures("prefect"), pytest.mark.integration]
-REPOSITORY = Path(__file__).parents[2]
 HYPER = {"max_steps": 3, "batch_size": 4, "max_length": 64, "learning_rate": 1e-3}
 PAIRS = [
     {"prompt": f"What is thrice {n}?", "chosen": f"Thrice {n} is {3 * n}.", "rejected": f"No idea, {n} or so."}
     for n in range(24)
 ]
-
-
-def reproduce_elsewhere(checkout: Path, home: Path, work: Path, *words: str) -> dict[str, Any]:
-    """Run the command of another copy of the code, in a home that has nothing."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAINYARD_")}
-    environment |= {"PYTHONPATH": str(checkout), "TRAINYARD_HOME": str(home), "TRAINYARD_WORKING_FOLDER": str(work)}
-    command = [sys.executable, "-P", "-m", "trainyard", "reproduce", *words, "--json"]
-    done = subprocess.run(command, check=False, cwd=work, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.stdout, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
 
 
 @pytest.mark.slow
@@ -58,8 +42,7 @@ def test_an_sft_and_a_dpo_training_have_the_same_digests_elsewhere(
     sft, dpo = (entry["seq"] for entry in entries if entry["kind"] == "trained")
     bundle = tmp_path / "bundle"
     export(LedgerExportInput(target=bundle, entries=(str(dpo), str(sft)), data=True), Context(settings()))
-    checkout = tmp_path / "checkout"
-    shutil.copytree(REPOSITORY / "trainyard", checkout / "trainyard", ignore=shutil.ignore_patterns("__pycache__"))
+    checkout = copy_package(tmp_path / "checkout")
     base = ("--bundle", str(bundle), "--base", str(tiny_model))
     there = reproduce_elsewhere(checkout, tmp_path / "home2", work, str(sft), *base)
     print(json.dumps(there, indent=1))

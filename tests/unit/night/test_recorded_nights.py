@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.another_checkout import copy_package, reproduce_elsewhere
 from trainyard.app.artifacts.ledger import export
 from trainyard.app.artifacts.reproduction import Reproduction, reproduce
 from trainyard.app.context import Context
@@ -67,6 +68,19 @@ def test_a_night_has_the_same_weights_in_another_home(home: Path, tiny_model: Pa
     assert (tmp_path / "kept" / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "home2" / "adapters").exists()
     assert Ledger.at_home(home).head().size == 2
+
+
+@pytest.mark.slow
+def test_a_night_has_the_same_weights_in_another_checkout_and_home(home: Path, tiny_model: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    export(LedgerExportInput(target=bundle, entries=("1",), data=True), Context(load_settings(home=home)))
+    checkout, work = copy_package(tmp_path / "checkout"), tmp_path / "work"
+    options = ("--bundle", str(bundle), "--base", str(tiny_model))
+    answer = reproduce_elsewhere(checkout, tmp_path / "home2", work, "1", *options)
+    assert answer["verdict"] == "identical", answer
+    assert {item["role"]: item["sha256"] == item["recorded"] for item in answer["inputs"]} == {
+        "base": True, "data/sft": True,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", ["delete", "change"])

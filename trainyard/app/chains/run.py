@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from trainyard.app.chains.next_commands import next_commands
 from trainyard.app.context import Context, make_run_key
 from trainyard.app.live.jobs import note_started
 from trainyard.app.names import is_run_or_job_id, shortest_name
-from trainyard.app.plan.limits import require_free_worker
+from trainyard.app.plan.limits import hold_free_worker, hold_worker_of, require_free_worker
 from trainyard.app.plan.locate import locate_request
 from trainyard.app.plan.parse import JOB_DEPLOYMENT, NAMES, parse_request
 from trainyard.app.plan.refusals import refuse_or_wait
@@ -52,8 +53,6 @@ def start(request: RunInput, context: Context, own_tags: tuple[str, ...] = ()) -
         if is_run_or_job_id(request.target)
         else start_new_run(request, context, own_tags)
     )
-    if JOB_ID.fullmatch(started.id):
-        note_started(started, context)
     context.say(f"run {started.name}: {started.url}")
     if not request.watch:
         return add_next_commands(started, context)
@@ -84,7 +83,8 @@ def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]
         few_rows = few_rows or confirm(shortages, context)
         return few_rows
 
-    if any(node.type == "trainer" for node in chain.nodes):
+    trains = any(node.type == "trainer" for node in chain.nodes)
+    if trains:  # before the data is read; again when it starts
         require_free_worker(chain.tenant, context)
     is_job = located_request.deployment == JOB_DEPLOYMENT
     waits = refuse_or_wait(chain, settings, is_job=is_job, allows=allows, say=context.say)
@@ -92,16 +92,23 @@ def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]
     own_tags = (*own_tags, f"{GROUP_TAG}{request.group}") if request.group else own_tags
     tags = (*request.tags, *own_tags, *refresh_tags(request, chain), *tags_of(chain, context))
     called = f"{chain.name}-{chain.digest[:DIGEST_LENGTH]}"
-    started = connect_runs(settings).start_run(
-        located_request.deployment,
-        located_request.parameters,
-        tags=tags,
-        waits=waits,
-        called=called,
-        key=make_run_key(context),
-        queue=request.queue,
-    )
+    with hold_free_worker(chain.tenant, context) if trains else nullcontext():
+        started = connect_runs(settings).start_run(
+            located_request.deployment,
+            located_request.parameters,
+            tags=tags,
+            waits=waits,
+            called=called,
+            key=make_run_key(context),
+            queue=request.queue,
+        )
+        note_started_job(started, context)
     return started.model_copy(update={"chain": chain.name, "digest": chain.digest})
+
+
+def note_started_job(started: RunResult, context: Context) -> None:
+    if JOB_ID.fullmatch(started.id):
+        note_started(started, context)
 
 
 def confirm(shortages: Sequence[Reason], context: Context) -> bool:
@@ -155,4 +162,7 @@ def continue_ended_run(request: RunInput, context: Context) -> RunResult:
         )
     runs = connect_runs(context.settings)
     row = runs.find_job(str(request.target), context.caller.tenant)
-    return runs.continue_run(row["run_id"])
+    with hold_worker_of(row, context):
+        started = runs.continue_run(row["run_id"])
+        note_started_job(started, context)
+    return started

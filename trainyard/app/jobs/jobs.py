@@ -25,6 +25,7 @@ from trainyard.app.live.jobs import add_labels, list_job_rows, note_change, refu
 from trainyard.app.live.trainings import curves_folder, find_trainings, read_new_steps
 from trainyard.app.live.waits import DeviceWait
 from trainyard.app.names import find_job, shortest_name
+from trainyard.app.plan.limits import hold_worker_of
 from trainyard.app.plan.parse import JOB, deep_merge
 from trainyard.app.plan.refusals import require_trainer
 from trainyard.app.responses import Response
@@ -316,10 +317,11 @@ def resume_job(request: requests.ResumeInput, context: Context) -> Resumed:
     refuse_changes(row, request.parameters)
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
-    for work in find_open_at_provider(row, settings):
-        withdraw_cancel(work)
-    runs.resume_run(row["run_id"])
-    job = build_job(note_change(runs.find_job(row["run_id"]), context))
+    with hold_worker_of(row, context):
+        for work in find_open_at_provider(row, settings):
+            withdraw_cancel(work)
+        runs.resume_run(row["run_id"])
+        job = build_job(note_change(runs.find_job(row["run_id"]), context))
     if not request.watch:
         return job
     return add_next_commands(runs.watch_run(job.run_id, on_progress=context.on_progress, since=since), context)

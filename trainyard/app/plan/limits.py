@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from pydantic import Field
@@ -11,12 +13,12 @@ from trainyard.app.live.jobs import select_page
 from trainyard.app.responses import Response
 from trainyard.backends.tier_limits import load_policy
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused, TrainyardError
-from trainyard.json_types import JsonObject
+from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations import limits as requests
 from trainyard.spec.limits import Demand, Feature, LimitsPolicy, judge_demands
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.states import JobState
-from trainyard.stores.files import DISK
+from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.live.job_index import JobQuery
 from trainyard.stores.signing.policies import parse_policy, policy_key, sign_policy
 from trainyard.stores.whole import create_whole
@@ -36,6 +38,29 @@ def require_free_worker(tenant: str, context: Context, more: int = 1) -> None:
     running = count_open(tenant, context)
     if reasons := judge_demands([Demand("workers", float(running + more), None, "workers")], policy, tenant):
         raise Refused(reasons, what=f"{running} trainings of the tenant {tenant} are open.")
+
+
+@contextmanager
+def hold_free_worker(tenant: str, context: Context) -> Iterator[None]:
+    """Check the limit again and keep other starts of this home out until the block has started its training.
+
+    Two starts at the same moment would otherwise both see the last free place. Raises `Refused`.
+    """
+    policy = load_policy(context.settings)
+    tier = policy.find_tier(tenant) if policy else None
+    if tier is None or tier.workers is None:
+        yield
+        return
+    folder = context.settings.home / "live"
+    make_folders(DISK, folder)
+    with DISK.locked(folder / f"starts-{tenant}.lock"):
+        require_free_worker(tenant, context)
+        yield
+
+
+def hold_worker_of(row: JsonMapping, context: Context) -> AbstractContextManager[None]:
+    """Do the same for a job that continues, which may count already. `row` is Prefect's, with its state and tenant."""
+    return nullcontext() if row["state"] in OPEN else hold_free_worker(str(row["tenant"]), context)
 
 
 def count_open(tenant: str, context: Context) -> int:

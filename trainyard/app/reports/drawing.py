@@ -6,16 +6,13 @@ Long curves are thinned by the smallest and largest loss of each interval, so th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-from trainyard.json_types import JsonObject
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 220, 54, 12, 12, 30
 BUCKETS = 200
 """Intervals of steps, each drawn by two points at most."""
 TICKS = 4
-BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y = 150, 44, 56, 14
 
 Points = Sequence[tuple[float, float]]
 
@@ -114,66 +111,3 @@ def place_intervals(improvements: Sequence[tuple[float, float, float]]) -> list[
         IntervalBar(place(0), place(low), max(0.6, round(place(high) - place(low), 2)), place(mean))
         for mean, low, high in improvements
     ]
-
-
-# The graph of steps
-
-
-class GraphBox(NamedTuple):
-    x: float
-    y: float
-    title: str
-    lines: tuple[str, ...]
-    kind: str
-
-
-class StepGraph(NamedTuple):
-    width: float
-    height: float
-    box_width: int
-    box_height: int
-    boxes: tuple[GraphBox, ...]
-    edges: tuple[str, ...]
-    """Paths of SVG."""
-
-
-def draw_steps(steps: Iterable[JsonObject]) -> StepGraph | None:
-    """Return the graph of a ledger's entries by their parents, from left to right; None without a step.
-
-    Each step has `key`, `parents`, `title`, `kind` and `lines`.
-    """
-    rows = {str(step["key"]): step for step in steps}
-    depth: dict[str, int] = {}
-
-    def measure(key: str, path: tuple[str, ...] = ()) -> int:
-        if key not in depth:
-            parents = [parent for parent in rows[key]["parents"] if parent in rows and parent not in path]
-            depth[key] = max((measure(parent, (*path, key)) + 1 for parent in parents), default=0)
-        return depth[key]
-
-    columns: dict[int, list[str]] = {}
-    for key in rows:
-        columns.setdefault(measure(key), []).append(key)
-    if not rows:
-        return None
-    places = {
-        key: (column * (BOX_WIDTH + GAP_X), row * (BOX_HEIGHT + GAP_Y))
-        for column, keys in columns.items()
-        for row, key in enumerate(keys)
-    }
-    edges = []
-    for key, step in rows.items():
-        direct = [parent for parent in step["parents"] if parent in rows and depth[parent] == depth[key] - 1]
-        others = [parent for parent in step["parents"] if parent in rows and parent not in direct]
-        for parent in direct or others[:1]:
-            (x1, y1), (x2, y2) = places[parent], places[key]
-            begin, first_y, last_y = x1 + BOX_WIDTH, y1 + BOX_HEIGHT // 2, y2 + BOX_HEIGHT // 2
-            middle = (begin + x2) // 2
-            edges.append(f"M{begin} {first_y}C{middle} {first_y} {middle} {last_y} {x2} {last_y}")
-    boxes = tuple(
-        GraphBox(*places[key], str(step["title"]), tuple(step["lines"]), str(step["kind"]))
-        for key, step in rows.items()
-    )
-    width = (max(columns) + 1) * (BOX_WIDTH + GAP_X) - GAP_X
-    height = max(map(len, columns.values())) * (BOX_HEIGHT + GAP_Y) - GAP_Y
-    return StepGraph(width, height, BOX_WIDTH, BOX_HEIGHT, boxes, tuple(edges))

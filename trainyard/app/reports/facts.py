@@ -6,16 +6,19 @@ where they are requested. Messages of failed nodes are left out: they may quote 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainyard.app import run_folders
 from trainyard.app.artifacts.evaluations import EvaluatedBenchmark, Evaluation, show_evaluation
 from trainyard.app.artifacts.ledger import list_rows, open_ledger
+from trainyard.app.artifacts.lineage import build_lineage
+from trainyard.app.artifacts.lineage_drawing import draw_lineage
 from trainyard.app.context import Context
 from trainyard.app.data.row_counts import list_balances
 from trainyard.app.jobs.provenance import TrainingOrigin, list_trainings
-from trainyard.app.reports.drawing import StepGraph, draw_steps, place_intervals, plot_losses
+from trainyard.app.reports.drawing import place_intervals, plot_losses
 from trainyard.app.run_folders import FoundArtifact, RunFolder
 from trainyard.app.run_records import RunResult, data_sources, read_events, read_result
 from trainyard.app.training_logs import find_training_logs
@@ -32,11 +35,6 @@ from trainyard.stores.spending import SpendingStore
 SHORT = 12
 JOULES_PER_KWH = 3_600_000
 VERDICTS = {True: "better", False: "not better", None: "not evaluated"}
-TITLES = {
-    "data_read": "data", "generated": "generated rows", "validated": "checked rows", "trained": "training",
-    "evaluated": "evaluation", "deployed": "deployment", "published": "version", "promoted": "made live",
-    "paused": "paused", "resumed": "resumed", "failed": "failed",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def gather(files: RunFiles, samples: int) -> JsonObject:
         "deployment": deployment,
         "cost": cost,
         "versions": sorted({pair for item in trainings for pair in item["origin"].versions.items()}),
-        "graph": describe_graph(files),
+        "lineage": draw_run(files),
         "proof": describe_proof(files),
     }
 
@@ -328,28 +326,14 @@ def answer_cost(cost: JsonMapping, trainings: Sequence[JsonMapping]) -> JsonObje
 # The ledger
 
 
-def describe_graph(files: RunFiles) -> StepGraph | None:
-    """Return the steps of the run as the ledger has them, each with what it made."""
-    steps = []
-    for entry in files.entries:
-        made = [str(output.get("sha256", ""))[:SHORT] for output in (entry.get("outputs") or {}).values()]
-        name = str(entry.get("node") or entry.get("version") or "")
-        lines = (f"entry {entry['seq']}: {name}"[:26], ", ".join(made)[:26])
-        title = TITLES.get(str(entry["kind"]), str(entry["kind"]))
-        parents = [str(parent) for parent in entry.get("parents") or ()] or list_makers(entry, files)
-        steps.append({"key": entry["key"], "parents": parents, "title": title, "lines": lines, "kind": entry["kind"]})
-    return draw_steps(steps)
-
-
-def list_makers(entry: JsonMapping, files: RunFiles) -> list[str]:
-    """Return the keys of the trainings whose weights a version is, which names no parents."""
-    made = {str(output.get("sha256")) for output in (entry.get("outputs") or {}).values()}
-    if not entry.get("version"):
-        return []
-    return [
-        str(other["key"]) for other in files.entries
-        if other["kind"] == TRAINED and made & {str(o.get("sha256")) for o in (other.get("outputs") or {}).values()}
-    ]  # fmt: skip
+def draw_run(files: RunFiles) -> str:
+    """Return the lineage of the run's last weights as the address of a picture; empty where it trained none."""
+    outputs = [entry.get("outputs") or {} for entry in files.entries if entry["kind"] == TRAINED]
+    digests = [str(output["sha256"]) for made in outputs for output in made.values() if output.get("sha256")]
+    if not digests:
+        return ""
+    picture = draw_lineage(build_lineage(digests[-1], files.context))
+    return f"data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()}"
 
 
 def describe_proof(files: RunFiles) -> JsonObject:

@@ -59,7 +59,7 @@ def render(facts: JsonMapping) -> str:
     """Return the page of these facts."""
     style = read_style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    fields = {"lineage_svg": "", "trainyard_version": __version__, "written": format_time(time.time())}
+    fields = {"trainyard_version": __version__, "written": format_time(time.time())}
     template = open_environment().get_template("report.html.jinja")
     return template.render({**fields, **facts, "style": Markup(style), "style_sha256": digest})
 

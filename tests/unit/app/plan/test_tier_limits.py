@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,13 @@ from tests.unit.stores.test_job_index import make_row
 from trainyard.app.context import Caller, Context
 from trainyard.app.live.jobs import open_index
 from trainyard.app.plan.check import check
-from trainyard.app.plan.limits import Limits, SignedPolicy, require_free_worker
+from trainyard.app.plan.limits import (
+    Limits,
+    SignedPolicy,
+    hold_free_worker,
+    hold_worker_of,
+    require_free_worker,
+)
 from trainyard.app.plan.resolve import resolve_chain
 from trainyard.app.plan.tiers import list_limit_refusals
 from trainyard.backends.tier_limits import load_policy, require_within_tier
@@ -247,3 +255,30 @@ def test_a_tenant_starts_no_more_trainings_than_its_workers(tmp_path: Path) -> N
     index.put([make_row(9, tenant="acme", state=JobState.PENDING)], now)
     with pytest.raises(Refused):
         require_free_worker("acme", context)
+
+
+def test_of_starts_at_the_same_moment_one_gets_the_last_place(tmp_path: Path) -> None:
+    settings = sign(tmp_path, acme="standard")
+    context, index, now = Context(settings, say=lambda _text: None), open_index(settings), time.time()
+    index.put([make_row(0, tenant="acme", state=JobState.RUNNING)], now)
+    index.note_try(now)
+    index.note_success(now)
+    together = threading.Barrier(4)
+
+    def start(number: int) -> str:
+        together.wait()
+        try:
+            with hold_free_worker("acme", context):
+                index.put([make_row(number, tenant="acme", state=JobState.PENDING)], now)
+        except Refused as refused:
+            return refused.what
+        return "started"
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(start, range(1, 5)))
+    assert sorted(answers) == ["2 trainings of the tenant acme are open."] * 3 + ["started"]
+    paused = make_row(9, tenant="acme", state=JobState.PAUSED)
+    with pytest.raises(Refused), hold_worker_of(paused, context):
+        pass
+    with hold_worker_of(paused | {"state": JobState.PENDING}, context):
+        assert "an open one counts already"
