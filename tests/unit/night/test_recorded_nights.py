@@ -71,7 +71,9 @@ def test_a_night_has_the_same_weights_in_another_home(home: Path, tiny_model: Pa
 
 
 @pytest.mark.slow
-def test_a_night_has_the_same_weights_in_another_checkout_and_home(home: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_night_has_the_same_weights_in_another_checkout_and_home(
+    home: Path, tiny_model: Path, tmp_path: Path
+) -> None:
     bundle = tmp_path / "bundle"
     export(LedgerExportInput(target=bundle, entries=("1",), data=True), Context(load_settings(home=home)))
     checkout, work = copy_package(tmp_path / "checkout"), tmp_path / "work"

@@ -21,6 +21,7 @@ from trainyard.app.plan.check import check
 from trainyard.app.plan.limits import (
     Limits,
     SignedPolicy,
+    count_open,
     hold_free_worker,
     hold_worker_of,
     require_free_worker,
@@ -281,4 +282,4 @@ def test_of_starts_at_the_same_moment_one_gets_the_last_place(tmp_path: Path) ->
     with pytest.raises(Refused), hold_worker_of(paused, context):
         pass
     with hold_worker_of(paused | {"state": JobState.PENDING}, context):
-        assert "an open one counts already"
+        assert count_open("acme", context) == 2
