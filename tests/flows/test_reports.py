@@ -24,6 +24,7 @@ from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.stores.jobs import NoteStore
 from trainyard.stores.ledger.log import Ledger
+from trainyard.stores.ledger.merkle import hash_leaf, verify_inclusion
 
 pytestmark = [pytest.mark.usefixtures("prefect"), pytest.mark.integration]
 SCRIPT = "<script>alert(1)</script>"
@@ -78,6 +79,7 @@ def test_the_page_of_a_run(result: RunResult, tmp_path: Path) -> None:
     page = write_report(ReportInput(run=result.run_id), context)
     check_answers(page)
     check_page(page.html)
+    check_proofs(page)
     check_canaries(result, page, tmp_path, context)
 
 
@@ -88,6 +90,22 @@ def check_answers(page: RunReport) -> None:
     assert answers["What did it replace?"].startswith("default/finches/v1 replaced nothing")
     assert re.match(r"Better, .*improvement \+[\d.]+ \[\+[\d.]+, \+[\d.]+\]", answers["How much better, how certain?"])
     assert "USD" in answers["At what cost?"]
+
+
+def check_proofs(page: RunReport) -> None:
+    """The leaf hashes of the page are those of the ledger, and each proof on it leads from one to the signed root."""
+    ledger = Ledger.at_home(settings().home)
+    head = ledger.head()
+    for seq in range(head.size):
+        leaf = hash_leaf(head.tiles.entry(seq)).hex()
+        assert (leaf in page.html) is (head.entry(seq)["kind"] != "opened")
+    proofs = [unescape(text) for text in re.findall(r"<pre>(c2sp\.org/tlog-proof@v1.*?)</pre>", page.html, re.DOTALL)]
+    assert len(proofs) == head.size - 1
+    for text in proofs:
+        seq = int(text.splitlines()[1].removeprefix("index "))
+        steps = [base64.b64decode(line) for line in text.partition("\n\n")[0].splitlines()[2:]]
+        leaf = hash_leaf(head.tiles.entry(seq))
+        assert verify_inclusion(leaf, seq, head.size, steps, head.checkpoint.root)
 
 
 class TagReader(HTMLParser):

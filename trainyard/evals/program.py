@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import peft
@@ -143,18 +144,25 @@ def refuse_non_finite(role: str, name: str, cases: Sequence[Case], values: Seque
 def answer_samples(
     lines: list[tuple[BenchmarkSpec, list[Case]]], participants: dict[str, HuggingFaceModel], job: EvaluationJob
 ) -> list[dict[str, str]]:
-    """Return a few prompts of the first set with prompts, answered by baseline and candidate (greedy)."""
-    cases = next((cases for _, cases in lines if any(case.prompt for case in cases)), [])
-    prompts = [case for case in cases if case.prompt][: job.config.samples]
+    """Return a few prompts of every set in turn, answered by baseline and candidate (greedy)."""
+    sets: dict[str, list[tuple[str, Case]]] = {}
+    for line, cases in lines:
+        name = label(line).partition("/")[2]
+        if prompts := [(name, case) for case in cases if case.prompt]:
+            sets.setdefault(name, prompts)
+    turns = zip_longest(*sets.values())
+    chosen = [item for turn in turns for item in turn if item is not None][: job.config.samples]
+    prompts = [case for _, case in chosen]
     answers = {role: participants[role].generate(prompts, SAMPLE_TOKENS) for role in ("baseline", "candidate")}
     return [
         {
+            "set": name,
             "prompt": case.question(),
             "gold": case.gold[0] if case.gold else "",
             "baseline": answers["baseline"][index] or "",
             "candidate": answers["candidate"][index] or "",
         }
-        for index, case in enumerate(prompts)
+        for index, (name, case) in enumerate(chosen)
     ]
 
 

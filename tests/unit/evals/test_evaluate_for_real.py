@@ -104,6 +104,7 @@ def test_a_trained_adapter_is_better_than_its_base_and_its_control(
     assert lines["pairwise_reward_accuracy"]["baseline"] == 0.5
     assert lines["pairwise_reward_accuracy"]["candidate"] == 1.0
     assert report["samples"][0]["prompt"] == "What about number 0?"
+    assert [sample["set"] for sample in report["samples"]] == ["unseen_wording", "unseen_documents", "multiple_choice"]
     assert produced.outputs[Port.REPORT].folder == "report"
     assert produced.facts["better"] is True
     assert [event["step"] for event in events if event["event"] == "progress"] == list(range(1, 8))

@@ -112,6 +112,8 @@ class EvaluationGate(Response):
 
 
 class AnswerSample(Response):
+    set: str = ""
+    """Of the evaluation; empty in a report that does not name it."""
     prompt: str
     gold: str
     baseline: str

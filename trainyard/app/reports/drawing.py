@@ -55,7 +55,7 @@ def plot_losses(curves: Mapping[str, Points]) -> LossPlot | None:
     first = min(step for step, _ in every)
     low, high = min(loss for _, loss in every), max(loss for _, loss in every)
     margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
-    low, high = low - margin, high + margin
+    low, high = max(low - margin, 0.0) if low >= 0 else low - margin, high + margin  # no tick below 0 without a loss
 
     def x(step: float) -> float:
         return LEFT + (step - first) / ((last - first) or 1) * (WIDTH - LEFT - RIGHT)

@@ -7,7 +7,7 @@ where they are requested. Messages of failed nodes are left out: they may quote 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trainyard.app import run_folders
@@ -28,13 +28,26 @@ from trainyard.operations.artifacts import EvaluationInput, format_time
 from trainyard.spec.axes.data import Port
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.jobs import NoteStore
+from trainyard.stores.ledger.log import Head
+from trainyard.stores.ledger.merkle import hash_leaf
 from trainyard.stores.ledger.proofs import format_inclusion
 from trainyard.stores.ledger.recording import TRAINED
 from trainyard.stores.spending import SpendingStore
 
 SHORT = 12
 JOULES_PER_KWH = 3_600_000
+MOST_NODES = 16
+"""Nodes of the picture of a lineage, which has a page's height; `trainyard lineage` draws more."""
 VERDICTS = {True: "better", False: "not better", None: "not evaluated"}
+
+
+SETS = {
+    "unseen_wording": "Unseen wording: questions about documents that were trained on, in words that were not.",
+    "unseen_documents": "Unseen documents: they took no part in the training.",
+    "heldout": "Held out: rows that took no part in the training.",
+    "general": "General: text that has nothing to do with the data.",
+}
+"""Set of an evaluation -> what a reader has to know of it."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,8 @@ def answer_data(sources: Sequence[JsonMapping], files: RunFiles) -> JsonObject:
         f"{source['source']} ({source['rows'] or 0:,} rows, {source['format'] or 'documents'})" for source in sources
     ]
     licences = sorted({str(source["license"] or "licence not stated") for source in sources})
-    digests = ", ".join(str(source["sha256"] or "gone")[:SHORT] for source in sources)
+    trained_sets = [item for entry in files.entries if entry["kind"] == TRAINED for item in entry.get("data") or ()]
+    digests = ", ".join(dict.fromkeys(f"{item['port']} {str(item['sha256'])[:SHORT]}…" for item in trained_sets))
     trained = [balance for balance in list_balances(files.run.path) if balance["node"] == last_data_node(files)]
     kept = "; ".join(
         f"{balance['kept'] or 0:,} {balance['port']} rows kept for training"
@@ -131,7 +145,20 @@ def answer_data(sources: Sequence[JsonMapping], files: RunFiles) -> JsonObject:
         + (f", {sum(balance['dropped'].values()):,} dropped" if balance["dropped"] else "")
         for balance in trained
     )
-    return {"answer": "; ".join([*names, *licences]), "detail": f"{kept}. SHA-256 {digests}…".lstrip(". ")}
+    parts = [kept, *list_generators(files), f"SHA-256 of the rows trained on: {digests}" if digests else ""]
+    return {"answer": "; ".join([*names, *licences]), "detail": ". ".join(filter(None, parts))}
+
+
+def list_generators(files: RunFiles) -> list[str]:
+    """Return how each generator of the run made its rows."""
+    nodes = [node for node in files.run.chain.get("nodes") or () if node["type"] == "ai_generator"]
+    return [f"{node['id']} made rows of the template {describe_generator(node['config'])}" for node in nodes]
+
+
+def describe_generator(config: JsonMapping) -> str:
+    model = config.get("model")
+    how = f"by the model {model}" if model else "from the text by rule, without a model"
+    return f"{config.get('template', 'qa')} {how}"
 
 
 def last_data_node(files: RunFiles) -> str:
@@ -175,7 +202,12 @@ def list_settings(origin: TrainingOrigin, entry: JsonMapping) -> list[tuple[str,
         ("SHA-256 of the base", words.get("base_sha256", "")),
         ("steps", number_text(entry.get("steps"))),
         ("learning rate, schedule", f"{number_text(numbers.get('learning_rate'))} {numbers.get('schedule') or ''}"),
+        ("epochs", number_text(numbers.get("epochs"))),
         ("rows of a step", count_step_rows(numbers)),
+        ("rank", number_text(numbers.get("rank"))),
+        ("optimizer, weight decay", f"{numbers.get('optimizer') or ''} {number_text(numbers.get('weight_decay'))}"),
+        ("warm-up (share of the steps)", number_text(numbers.get("warmup_ratio"))),
+        ("longest row (tokens)", number_text(numbers.get("max_length"))),
         ("seed", "" if origin.seed is None else str(origin.seed)),
         ("precision", words.get("precision", "")),
         ("device", " ".join(filter(None, (str(device.get("kind", "")), str(device.get("name", "")))))),
@@ -188,7 +220,11 @@ def list_settings(origin: TrainingOrigin, entry: JsonMapping) -> list[tuple[str,
 
 def count_step_rows(numbers: JsonMapping) -> str:
     size, times = numbers.get("batch_size"), numbers.get("gradient_accumulation")
-    return f"{size} × {times} = {size * times}" if isinstance(size, int) and isinstance(times, int) else ""
+    return (
+        f"batch {size} × accumulation {times} = {size * times}"
+        if isinstance(size, int) and isinstance(times, int)
+        else ""
+    )
 
 
 def number_text(value: object) -> str:
@@ -202,10 +238,12 @@ def answer_tokens(trainings: Sequence[JsonMapping]) -> JsonObject:
         read, total = tokens.get("read"), (training["entry"].get("tokens") or {}).get("trained")
         if not read:
             continue
-        lines.append(f"{node} learns from {tokens.get('trained', 0):,} of {read:,} tokens in each pass")
+        epochs = (training["entry"].get("model_parameters") or {}).get("epochs")
+        passes = f"each of {number_text(epochs)} passes" if epochs else "each pass"
+        lines.append(f"{node} learns from {tokens.get('trained', 0):,} of {read:,} tokens in {passes}")
         rest = ", ".join(f"{tokens.get(name, 0):,} {name}" for name in ("truncated", "dropped"))
-        passes = f"; {total:,} were trained in all steps" if isinstance(total, int) else ""
-        details.append(f"{node}: {tokens.get('masked', 0):,} are prompts (masked, no loss), {rest}{passes}")
+        steps = f"; {total:,} were trained in all steps" if isinstance(total, int) else ""
+        details.append(f"{node}: {tokens.get('masked', 0):,} are prompts (masked, no loss), {rest}{steps}")
     return {"answer": "; ".join(lines) or "Nothing was trained.", "detail": ". ".join(details)}
 
 
@@ -220,7 +258,8 @@ def list_evaluations(files: RunFiles) -> Iterator[JsonObject]:
         shown = [line for line in report.benchmarks if line.improvement.mean is not None]
         bars = place_intervals([bounds(line) for line in shown])
         names = map(name_metric, shown)
-        yield {"evaluation": report, "lines": list(zip(shown, names, bars, strict=True))}
+        sets = [SETS[name] for name in dict.fromkeys(line.set for line in shown) if name in SETS]
+        yield {"evaluation": report, "lines": list(zip(shown, names, bars, strict=True)), "sets": sets}
 
 
 def bounds(line: EvaluatedBenchmark) -> tuple[float, float, float]:
@@ -242,16 +281,30 @@ def answer_better(evaluations: Sequence[JsonMapping]) -> JsonObject:
         f"{verdict.capitalize()}, compared with {report.baseline}: {name_metric(line)} {line.baseline:.3g} → "
         f"{line.candidate:.3g}, improvement {mean:+.3g} [{low:+.3g}, {high:+.3g}]"
     )
-    cases = f"{line.improvement.cases} independent cases of {line.set.replace('_', ' ')}"
-    meaning = "it is above 0, so it is an improvement" if low > 0 else "it is not above 0, so it may be chance"
+    cases = f"{line.improvement.cases} cases of {line.set.replace('_', ' ')}"
+    meaning = "it is above 0, so it is an improvement there" if low > 0 else "it is not above 0, so it may be chance"
     detail = f"The {report.confidence:.0%} interval is over {cases}; {meaning}."
-    return {"answer": answer, "detail": detail}
+    losses = list_losses(report.benchmarks, line)
+    return {"answer": "; ".join([answer, *losses]), "detail": " ".join([detail, SETS.get(line.set, "")]).strip()}
+
+
+def list_losses(lines: Iterable[EvaluatedBenchmark], primary: EvaluatedBenchmark) -> list[str]:
+    """Return where the weights became worse with certainty; a verdict by one metric would hide it."""
+    return [
+        f"worse at {name_benchmark(line)} of {line.set.replace('_', ' ')}: {line.baseline:.3g} → {line.candidate:.3g}"
+        for line in lines
+        if line is not primary and line.baseline is not None and line.candidate is not None
+        and line.improvement.high is not None and line.improvement.high < 0
+    ]  # fmt: skip
+
+
+def name_benchmark(line: EvaluatedBenchmark) -> str:
+    return line.name.replace("heldout", "held-out").replace("_", " ")
 
 
 def name_metric(line: EvaluatedBenchmark) -> str:
     """Return `held-out loss (lower is better)`."""
-    direction = "higher" if line.higher_is_better else "lower"
-    return f"{line.name.replace('heldout', 'held-out').replace('_', ' ')} ({direction} is better)"
+    return f"{name_benchmark(line)} ({'higher' if line.higher_is_better else 'lower'} is better)"
 
 
 def list_samples(evaluations: Sequence[JsonMapping], most: int) -> list[JsonMapping]:
@@ -332,7 +385,7 @@ def draw_run(files: RunFiles) -> str:
     digests = [str(output["sha256"]) for made in outputs for output in made.values() if output.get("sha256")]
     if not digests:
         return ""
-    picture = draw_lineage(build_lineage(digests[-1], files.context))
+    picture = draw_lineage(build_lineage(digests[-1], files.context), MOST_NODES)
     return f"data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()}"
 
 
@@ -345,8 +398,21 @@ def describe_proof(files: RunFiles) -> JsonObject:
     ledger = open_ledger(files.context)
     head = ledger.head()
     return {
-        "entry": entry["seq"], "entries": sorted(row["seq"] for row in files.entries), "size": head.size,
+        "entry": entry["seq"], "entries": list_entries(files.entries, head), "size": head.size,
         "origin": head.checkpoint.origin, "root": head.checkpoint.root.hex(),
         "key": ledger.current_key(head).vkey, "text": format_inclusion(head, int(entry["seq"])),
         "trained": bool(trained), "reproducible": bool(entry.get("recipe_sha256")),
     }  # fmt: skip
+
+
+def list_entries(entries: Sequence[JsonMapping], head: Head) -> list[JsonObject]:
+    """Return the entries of the run with their leaf hashes, by which each inclusion proof is checked."""
+    rows = sorted(entries, key=lambda row: int(row["seq"]))
+    return [
+        {
+            "seq": row["seq"], "kind": row["kind"], "subject": str(row.get("node") or row.get("version") or ""),
+            "leaf": hash_leaf(head.tiles.entry(int(row["seq"]))).hex(),
+            "proof": format_inclusion(head, int(row["seq"])),
+        }
+        for row in rows
+    ]  # fmt: skip
