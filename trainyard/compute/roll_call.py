@@ -32,6 +32,8 @@ HOSTS_FILE = "hosts.json"
 CALL = "trainyard hosts"
 MAX_LINE = 1 << 16
 POLL_S, LINE_S, MARGIN_S = 0.2, 5.0, 30.0
+SHOWN = 8
+"""Differences of the hosts in a message."""
 MAX_SKEW_S = 60.0
 """Difference of two clocks above which hosts warn: times in their logs cannot be compared."""
 Stop = Callable[[], bool]
@@ -301,9 +303,11 @@ def number_error(host: Host, number: int, hello: JsonObject, earlier: JsonObject
 
 
 def unlike_error(differences: list[str]) -> InvalidInput:
+    """The first difference with its host and both values, then the others as far as a message has room for them."""
+    others = [*differences[1:SHOWN], *([f"{len(differences) - SHOWN} more"] if differences[SHOWN:] else [])]
     return InvalidInput(
         f"The hosts are not alike: {differences[0]}.",
-        why="They would not compute the same." + (f" Also: {'; '.join(differences[1:4])}." if differences[1:] else ""),
+        why="They would not compute the same." + (f" Also: {'; '.join(others)}." if others else ""),
         do="Start the same job on every host, with the same versions and the same base model.",
         code="E-LAUNCH",
     )
