@@ -17,11 +17,19 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.unit.backends.session_host import ROWS, HostedSession, ParentedSession, host_session, make_record
+from tests.unit.backends.session_host import (
+    ROWS,
+    HostedSession,
+    ParentedSession,
+    host_session,
+    make_record,
+    wait_until_open,
+)
 from trainyard.backends.sessions.frames import send_frame
 from trainyard.backends.sessions.records import SessionRecord, SessionState, read_status, write_record
 from trainyard.compute.child import alive
 from trainyard.compute.rank_process import read_notes
+from trainyard.compute.supervise import DesiredState, Status
 from trainyard.settings import Settings, load_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
@@ -29,6 +37,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
 LAUNCH = {"strategy": "zero2", "processes": 2}
 LONG = {"prompts": [{"tokens": [5, 6]}], "samples": 16, "sampling": {"max_new_tokens": 400, "stop_ids": []}}
 """Sampling that takes several seconds."""
+ENDS = [
+    ("supervisor", SessionState.LOST, "E-KILLED: The program was ended from outside by SIGKILL"),
+    ("launcher", SessionState.FAILED, "E-RANK-LOST: The launcher of the 2 processes that trained together was ended"),
+]
+"""A process that is killed, and the state and reason that a living parent then writes."""
 
 
 @pytest.fixture
@@ -82,13 +95,11 @@ def call_and_leave(session: HostedSession, verb: str, **options: Any) -> None:
         send_frame(connection, {"call": "verb", "verb": verb, "given": options, "wait_s": 0})
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> float:
-    """The seconds until a condition holds."""
-    started = time.monotonic()
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() - started < seconds
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    return time.monotonic() - started
 
 
 def has_ended(processes: dict[str, psutil.Process]) -> bool:
@@ -108,7 +119,7 @@ def test_a_session_without_its_parent_ends_and_continues_to_the_same_bits(
     session.parent.wait()
     status = read_status(here, record.id)
     assert (status.state, status.detail) == (SessionState.LOST, "its process was killed")
-    print(killed, wait_until(lambda: has_ended(processes), 60))
+    wait_until(lambda: has_ended(processes), 100)  # an orphan has 45 s to save, and then those that it leaves
     with host_session(here, record) as resumed:
         if killed == ["parent"]:  # it saved when it was left alone
             assert resumed.status()["op_seq"] == before["op_seq"]
@@ -121,6 +132,7 @@ def test_a_session_without_its_parent_ends_and_continues_to_the_same_bits(
 def test_a_resume_waits_for_an_orphan_that_still_computes(
     session: ParentedSession, here: Settings, record: SessionRecord
 ) -> None:
+    """Both use the status files of the processes, and the checkpoints: one after the other."""
     second = rehearse(session)
     processes = list_processes(session, psutil.Process(session.parent.pid))
     call_and_leave(session, "generate", **LONG)
@@ -128,16 +140,24 @@ def test_a_resume_waits_for_an_orphan_that_still_computes(
     session.parent.kill()
     session.parent.wait()
     assert read_status(here, record.id).state is SessionState.LOST
-    assert not has_ended(processes)
-    with host_session(here, record) as resumed:
-        assert has_ended(processes)
-        assert resumed.status()["op_seq"] == 99
+    resumed = HostedSession(here, record)
+    resumed.thread.start()
+    try:
+        wait_until(lambda: "started" in [event["event"] for event in resumed.events], 60)
+        assert not has_ended(processes)
+        wait_until(lambda: has_ended(processes), 100)
+        wait_until_open(resumed.folder, resumed.thread.is_alive)
+        resumed.call("load", name="mid")
         assert train(resumed) == second
+        assert resumed.close().status is Status.DONE
+    finally:
+        resumed.desired_state = DesiredState.CANCEL
+        resumed.thread.join(60)
 
 
-@pytest.mark.parametrize("killed", ["supervisor", "launcher"])
+@pytest.mark.parametrize(("killed", "state", "detail"), ENDS)
 def test_a_supervisor_or_launcher_that_is_killed_is_the_reason_of_the_end(
-    killed: str, here: Settings, record: SessionRecord
+    killed: str, state: SessionState, detail: str, here: Settings, record: SessionRecord
 ) -> None:
     with host_session(here, record) as session:
         second = rehearse(session)
@@ -145,7 +165,9 @@ def test_a_supervisor_or_launcher_that_is_killed_is_the_reason_of_the_end(
         processes[killed].kill()
         outcome = session.wait(30)
         assert has_ended(processes)
-    print(outcome, read_status(here, record.id))
+        status = read_status(here, record.id)
+    assert (outcome.status, status.state) == (Status.FAILED, state)
+    assert status.detail.startswith(detail)
     with host_session(here, record) as resumed:
         resumed.call("load", name="mid")
         assert train(resumed) == second
