@@ -104,11 +104,11 @@ def wait_for_orphans(folder: Path, events: child.Events) -> None:
 
 def list_orphans(folder: Path) -> list[int]:
     """Return the pids of other supervisors, launchers and ranks of this folder, by their command lines."""
-    own = {os.getpid(), *(ancestor.pid for ancestor in psutil.Process().parents())}
+    lineage = {os.getpid(), *(ancestor.pid for ancestor in psutil.Process().parents())}
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
-        if process.pid not in own and is_of_folder(process.info["cmdline"] or [], folder) and child.alive(process)
+        if process.pid not in lineage and is_of_folder(process.info["cmdline"] or [], folder) and child.alive(process)
     ]
 
 

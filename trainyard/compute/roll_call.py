@@ -32,7 +32,7 @@ HOSTS_FILE = "hosts.json"
 CALL = "trainyard hosts"
 MAX_LINE = 1 << 16
 POLL_S, LINE_S, MARGIN_S = 0.2, 5.0, 30.0
-SHOWN = 8
+MAX_DIFFERENCES = 8
 """Differences of the hosts in a message."""
 MAX_SKEW_S = 60.0
 """Difference of two clocks above which hosts warn: times in their logs cannot be compared."""
@@ -304,7 +304,10 @@ def number_error(host: Host, number: int, hello: JsonObject, earlier: JsonObject
 
 def unlike_error(differences: list[str]) -> InvalidInput:
     """The first difference with its host and both values, then the others as far as a message has room for them."""
-    others = [*differences[1:SHOWN], *([f"{len(differences) - SHOWN} more"] if differences[SHOWN:] else [])]
+    others = [
+        *differences[1:MAX_DIFFERENCES],
+        *([f"{len(differences) - MAX_DIFFERENCES} more"] if differences[MAX_DIFFERENCES:] else []),
+    ]
     return InvalidInput(
         f"The hosts are not alike: {differences[0]}.",
         why="They would not compute the same." + (f" Also: {'; '.join(others)}." if others else ""),
