@@ -303,7 +303,7 @@ def number_error(host: Host, number: int, hello: JsonObject, earlier: JsonObject
 
 
 def unlike_error(differences: list[str]) -> InvalidInput:
-    """The first difference with its host and both values, then the others as far as a message has room for them."""
+    """Return the error of hosts that differ: the first difference with its host and both values, then the others."""
     others = [
         *differences[1:MAX_DIFFERENCES],
         *([f"{len(differences) - MAX_DIFFERENCES} more"] if differences[MAX_DIFFERENCES:] else []),
