@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from trainyard.compute.rank_process import LAUNCHER_VARIABLE, LEADER, RANKS_FOLD
 from trainyard.compute.roll_call import StopRequested, meet_hosts, read_host
 from trainyard.compute.shim import start
 from trainyard.compute.supervise import last_log_line, wait_for_end
-from trainyard.errors import TrainyardError, from_fields
+from trainyard.errors import Conflict, TrainyardError, from_fields
 from trainyard.json_types import JsonObject
 
 POLL_S = 0.1
@@ -35,6 +34,11 @@ LOST_GRACE_S = 5.0
 """Time for the other ranks to notice that one was killed."""
 LEAVE_S = 30.0
 """Time for the other ranks and the launcher to end after rank 0 is done."""
+ORPHANS_WAIT_S = 2.0 * child.ORPHAN_GRACE_S + 30.0
+"""Time for the processes of an earlier start to end: its supervisor has its grace, and then its ranks have theirs."""
+ORPHANS_POLL_S = 0.5
+MODULES = frozenset({"trainyard.compute.launcher_supervisor", "trainyard.compute.rank_process"})
+"""Modules that the command lines of a supervisor, a launcher and a rank contain."""
 
 
 def reset_signals() -> None:
@@ -78,6 +82,41 @@ def find_killed(notes: dict[int, JsonObject]) -> list[int]:
     return [rank for rank, note in sorted(notes.items()) if note["status"] == "running" and not running(note["pid"])]
 
 
+def wait_for_orphans(folder: Path, events: child.Events) -> None:
+    """Wait for the processes of an earlier start in this folder, which save there after their parent was killed.
+
+    They share the status files, so the two starts would take each other's end for their own. Raises `Stopped`, and
+    `Conflict` (`E-DEVICE-BUSY`) for processes that do not end.
+    """
+    deadline = time.monotonic() + ORPHANS_WAIT_S
+    while orphans := list_orphans(folder):
+        if events.stop_requested():
+            raise child.Stopped("asked to stop before the start", step=0)
+        if time.monotonic() > deadline:
+            raise Conflict(
+                f"{len(orphans)} processes of an earlier start still run: pid {', '.join(map(str, orphans))}.",
+                why=f"They write into {folder}, and did not end within {ORPHANS_WAIT_S:.0f} s.",
+                do="End them, then start it again: it continues from its last checkpoint.",
+                code="E-DEVICE-BUSY",
+            )
+        time.sleep(ORPHANS_POLL_S)
+
+
+def list_orphans(folder: Path) -> list[int]:
+    """Return the pids of other supervisors, launchers and ranks of this folder, by their command lines."""
+    lineage = {os.getpid(), *(ancestor.pid for ancestor in psutil.Process().parents())}
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid not in lineage and is_of_folder(process.info["cmdline"] or [], folder) and child.alive(process)
+    ]
+
+
+def is_of_folder(command: list[str], folder: Path) -> bool:
+    """Return whether a command line is that of a supervisor, a launcher or a rank of this folder."""
+    return str(folder) in command and not MODULES.isdisjoint(command)
+
+
 def wait_for_hosts(folder: Path, events: child.Events) -> None:
     """Wait until all hosts of a training are there, where there are several. Raises `Stopped`, and as `meet_hosts`."""
     host = read_host(folder)
@@ -110,10 +149,10 @@ def raise_for_exit(end: LauncherEnd, folder: Path, size: int, events: child.Even
         if end.code != 0:
             events.emit("warning", text=f"The training was done before a process failed: {last_log_line(folder)}")
         return
-    raise cause(notes, folder, size, end.killed)
+    raise cause(notes, folder, size, end)
 
 
-def cause(notes: dict[int, JsonObject], folder: Path, size: int, killed: Sequence[int] = ()) -> TrainyardError:
+def cause(notes: dict[int, JsonObject], folder: Path, size: int, end: LauncherEnd) -> TrainyardError:
     """Return why a distributed run failed: the error of the first process with a reason of its own."""
     failures = sorted(
         (note for note in notes.values() if note["status"] == "failed"), key=lambda note: float(note["time"])
@@ -121,7 +160,15 @@ def cause(notes: dict[int, JsonObject], folder: Path, size: int, killed: Sequenc
     for note in failures:
         if not note["lost"]:
             return from_fields(note["error"])
-    ranks = killed or [rank for rank, note in sorted(notes.items()) if note["status"] == "running"]
+    if end.code < 0 and not end.killed and not failures:
+        return TrainyardError(
+            f"The launcher of the {size} processes that trained together was ended from outside by "
+            f"{signal.Signals(-end.code).name}.",
+            why="A user ended it, or the system, out of memory. The processes that it had started were ended.",
+            do="Start the same run again: it continues from its last checkpoint.",
+            code="E-RANK-LOST",
+        )
+    ranks = end.killed or [rank for rank, note in sorted(notes.items()) if note["status"] == "running"]
     if ranks:
         return TrainyardError(
             f"Process {ranks[0]} of {size} that trained together was ended from outside "
@@ -152,6 +199,7 @@ def main(arguments: list[str]) -> None:
     size, _, place = arguments[1].partition(":")
     first = int(place or LEADER)
     with child.child_contract(folder) as events:
+        wait_for_orphans(folder, events)
         shutil.rmtree(folder / RANKS_FOLDER, ignore_errors=True)
         (folder / RANKS_FOLDER).mkdir()
         wait_for_hosts(folder, events)

@@ -32,6 +32,8 @@ HOSTS_FILE = "hosts.json"
 CALL = "trainyard hosts"
 MAX_LINE = 1 << 16
 POLL_S, LINE_S, MARGIN_S = 0.2, 5.0, 30.0
+MAX_DIFFERENCES = 8
+"""Differences of the hosts in a message."""
 MAX_SKEW_S = 60.0
 """Difference of two clocks above which hosts warn: times in their logs cannot be compared."""
 Stop = Callable[[], bool]
@@ -301,9 +303,14 @@ def number_error(host: Host, number: int, hello: JsonObject, earlier: JsonObject
 
 
 def unlike_error(differences: list[str]) -> InvalidInput:
+    """Return the error of hosts that differ: the first difference with its host and both values, then the others."""
+    others = [
+        *differences[1:MAX_DIFFERENCES],
+        *([f"{len(differences) - MAX_DIFFERENCES} more"] if differences[MAX_DIFFERENCES:] else []),
+    ]
     return InvalidInput(
         f"The hosts are not alike: {differences[0]}.",
-        why="They would not compute the same." + (f" Also: {'; '.join(differences[1:4])}." if differences[1:] else ""),
+        why="They would not compute the same." + (f" Also: {'; '.join(others)}." if others else ""),
         do="Start the same job on every host, with the same versions and the same base model.",
         code="E-LAUNCH",
     )

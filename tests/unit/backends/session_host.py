@@ -1,9 +1,14 @@
-"""A session's process without a Prefect server: started on a thread, called through its socket."""
+"""A session's process without a Prefect server: started on a thread, called through its socket.
+
+python -m tests.unit.backends.session_host HOME SESSION     a parent of its own, which a test may kill
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -16,12 +21,13 @@ from trainyard.backends.sessions.records import (
     folder_of_session,
     lock_of_session,
     new_session_id,
+    read_record,
     write_record,
 )
 from trainyard.backends.sessions.running import run_session
 from trainyard.compute.lease import device_lock
 from trainyard.compute.supervise import DesiredState, Outcome
-from trainyard.settings import Settings
+from trainyard.settings import Settings, load_settings
 from trainyard.spec.job import SessionSpec, resolve_session, trainer_of_session
 
 ROWS = [
@@ -46,6 +52,14 @@ def make_record(model: Path, **options: Any) -> SessionRecord:
         id=new_session_id(), name=spec.name, tenant=spec.tenant, created=time.time(), config=config,
         idle_s=spec.idle_s, autosave_s=spec.autosave_s, budget_s=spec.budget_s,
     )  # fmt: skip
+
+
+def wait_until_open(folder: Path, alive: Callable[[], bool]) -> None:
+    """Wait until a session takes calls, or the process or thread that runs it has ended."""
+    deadline = time.monotonic() + OPEN_S
+    while find_socket(folder) is None and alive():
+        assert time.monotonic() < deadline, "it did not open"
+        time.sleep(0.05)
 
 
 class HostedSession:
@@ -80,10 +94,7 @@ class HostedSession:
 
     def open(self) -> HostedSession:
         self.thread.start()
-        deadline = time.monotonic() + OPEN_S
-        while find_socket(self.folder) is None and self.thread.is_alive():
-            assert time.monotonic() < deadline, "it did not open"
-            time.sleep(0.05)
+        wait_until_open(self.folder, self.thread.is_alive)
         return self
 
     def call(self, verb: str, *, op_seq: int | None = None, body: bytes = b"", **options: Any) -> dict[str, Any]:
@@ -126,3 +137,21 @@ def host_session(settings: Settings, record: SessionRecord, devices: tuple[int, 
         session.desired_state = DesiredState.CANCEL
         session.thread.join(60)
         assert not session.thread.is_alive()
+
+
+class ParentedSession(HostedSession):
+    """A session whose parent is a process of its own."""
+
+    parent: subprocess.Popen[bytes]
+
+    def open(self) -> ParentedSession:
+        argv = [sys.executable, "-m", "tests.unit.backends.session_host", str(self.settings.home), self.record.id]
+        self.parent = subprocess.Popen(argv)
+        wait_until_open(self.folder, lambda: self.parent.poll() is None)
+        return self
+
+
+if __name__ == "__main__":
+    home, session_id = sys.argv[1:3]
+    settings_here = load_settings(home=Path(home), threads=1)
+    HostedSession(settings_here, read_record(settings_here, session_id)).run()

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,8 @@ from trainyard.compute.services import free_port
 
 ENVIRONMENT = REPOSITORY / ".trainyard" / "envs" / "deepspeed"
 NAMES = ["127.0.0.1", "127.0.0.2"]
+START_S = 480
+"""Limit of a start: both hosts plan, load three libraries and train, on a machine that may be busy."""
 HYPER = {"batch_size": 2, "max_steps": 6, "save_steps": 2, "epochs": None}
 PARSER = """
 import json, sys
@@ -115,10 +118,18 @@ def start(job: TrainingJob, folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, *argv[1:]], env=variables, stdout=log, stderr=log)
 
 
-def start_pair(pair: list[TrainingJob], folder: Path) -> list[subprocess.Popen[bytes]]:
+@contextmanager
+def start_pair(pair: list[TrainingJob], folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The supervised children of both hosts; none is left after the block."""
     folder.mkdir(exist_ok=True)
     hosts = [job.model_copy(update={"locks": str(folder / f"locks-{number}")}) for number, job in enumerate(pair)]
-    return [start(job, folder / str(number)) for number, job in enumerate(hosts)]
+    running = [start(job, folder / str(number)) for number, job in enumerate(hosts)]
+    try:
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -129,7 +140,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
 
 
 @pytest.mark.backends
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3 * START_S)
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
 def test_two_hosts_have_the_bits_of_one_also_after_the_loss_of_a_host(
     launcher: str, jobs: Jobs, tmp_path: Path, environment: None
@@ -139,17 +150,18 @@ def test_two_hosts_have_the_bits_of_one_also_after_the_loss_of_a_host(
         jobs(backend="deepspeed", launch={"strategy": "zero2", "processes": 2}, hyperparameters=HYPER), tmp_path / "one"
     )
     pair, folder = build_jobs(jobs, free_port(), launcher=launcher), tmp_path / "two"
-    running = start_pair(pair, folder)
-    wait_until(lambda: any((folder / "1" / "checkpoints").glob("step-*4")), 200)
-    running[1].send_signal(signal.SIGKILL)
-    ends = [process.wait(120) for process in running]
+    with start_pair(pair, folder) as running:
+        wait_until(lambda: any((folder / "1" / "checkpoints").glob("step-*4")), START_S)
+        running[1].send_signal(signal.SIGKILL)
+        ends = [process.wait(START_S) for process in running]
     assert ends[1] == -signal.SIGKILL
     if ends[0] != 0:  # it was in the middle of its steps
         assert orjson.loads((folder / "0" / "error.json").read_bytes())["code"] == "E-RANK-LOST"
     names = [sorted(path.name for path in (folder / side / "checkpoints").rglob("*optim*")) for side in ("0", "1")]
     assert len(set(names[0])) == 2
     assert set(names[0]) == set(names[1])
-    assert [process.wait(300) for process in start_pair(pair, folder)] == [0, 0]
+    with start_pair(pair, folder) as running:
+        assert [process.wait(START_S) for process in running] == [0, 0]
     expected = load_file(alone.folder / "adapter_model.safetensors")
     for side in ("0", "1"):
         result = folder / side / "result" / "adapter"

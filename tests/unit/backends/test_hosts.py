@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import orjson
 import psutil
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs
 from trainyard.backends import programs
 from trainyard.backends.hosts import RANK_VARIABLE, find_place, prepare_hosts, require_hosts
@@ -51,6 +53,10 @@ def start(job: TrainingJob, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir()
     (folder / SPEC_FILE).write_bytes(orjson.dumps(job.model_dump(mode="json")))
     prepare_hosts(job, folder)
+    return launch(job, folder)
+
+
+def launch(job: TrainingJob, folder: Path) -> subprocess.Popen[bytes]:
     argv = programs.command(job, SHARED_PROGRAM, folder)
     environment = {**programs.environment(job), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
     return subprocess.Popen([sys.executable, *argv[1:]], env=environment)
@@ -83,6 +89,41 @@ def test_a_host_with_another_base_is_refused_by_its_name(jobs: Jobs, tmp_path: P
         error = orjson.loads((tmp_path / side / "error.json").read_bytes())
         assert error["code"] == "E-LAUNCH"
         assert f"{socket.gethostname()} (number 1) has base another" in error["what"]
+        assert not (tmp_path / side / "result").exists()
+
+
+PREPARE = """
+import sys
+from pathlib import Path
+from trainyard.backends.hosts import prepare_hosts
+from trainyard.backends.job import TrainingJob
+folder = Path(sys.argv[1])
+prepare_hosts(TrainingJob.model_validate_json((folder / "spec.json").read_bytes()), folder)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(200)
+def test_a_host_with_another_version_is_refused_with_both_versions(jobs: Jobs, tmp_path: Path) -> None:
+    """The second host prepares with a package folder of its own, whose torch has another version."""
+    pair, packages = jobs_of_two_hosts(jobs), tmp_path / "packages" / "torch-2.0.1.dist-info"
+    packages.mkdir(parents=True)
+    (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.0.1\n")
+    pair[1] = pair[1].model_copy(update={"locks": str(tmp_path / "locks")})
+    first = start(pair[0], tmp_path / "0")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / SPEC_FILE).write_bytes(orjson.dumps(pair[1].model_dump(mode="json")))
+    path = os.pathsep.join([str(packages.parent), str(REPOSITORY)])
+    subprocess.run(
+        [sys.executable, "-c", PREPARE, str(tmp_path / "1")], env={**os.environ, "PYTHONPATH": path}, check=True
+    )
+    second = launch(pair[1], tmp_path / "1")
+    assert [process.wait(180) == 0 for process in (first, second)] == [False, False]
+    name, version = socket.gethostname(), importlib.metadata.version("torch")
+    for side in ("0", "1"):
+        error = read_error(tmp_path / side)
+        assert error["code"] == "E-LAUNCH"
+        assert error["what"] == f"The hosts are not alike: {name} (number 1) has torch 2.0.1, and {name} {version}."
         assert not (tmp_path / side / "result").exists()
 
 

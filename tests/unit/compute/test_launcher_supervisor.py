@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,12 @@ SUPERVISOR = "trainyard.compute.launcher_supervisor"
 SIZE = 2
 
 
+def build_argv(folder: Path, program: str) -> list[str]:
+    """The command line of a supervisor whose processes run a program of `crews`."""
+    launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), program, str(folder)]
+    return [sys.executable, "-m", SUPERVISOR, str(folder), str(SIZE), "--", *launcher]
+
+
 class Crew:
     """A supervised run of several processes."""
 
@@ -31,14 +38,12 @@ class Crew:
 
     def run(self, program: str, stop: str = "", **options: object) -> Outcome:
         """`stop` names a file whose appearance leads to a stop request."""
-        launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), program, str(self.folder)]
-        argv = [sys.executable, "-m", SUPERVISOR, str(self.folder), str(SIZE), "--", *launcher]
 
         def read_desired_state() -> DesiredState:
             return DesiredState.PAUSE if stop and (self.folder / stop).exists() else DesiredState.RUN
 
         return supervise(
-            argv,
+            build_argv(self.folder, program),
             self.folder,
             desired_state=read_desired_state,
             on_event=self.events.append,
@@ -100,9 +105,9 @@ def test_a_signal_to_everybody_lets_the_first_save(crew: Crew) -> None:
                 process.send_signal(signal.SIGTERM)
         return DesiredState.RUN
 
-    launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "saves_slowly", str(crew.folder)]
-    argv = [sys.executable, "-m", SUPERVISOR, str(crew.folder), str(SIZE), "--", *launcher]
-    outcome = supervise(argv, crew.folder, desired_state=read_desired_state, poll_s=0.05)
+    outcome = supervise(
+        build_argv(crew.folder, "saves_slowly"), crew.folder, desired_state=read_desired_state, poll_s=0.05
+    )
     assert len(signalled) == SIZE + 2
     assert (outcome.status, outcome.reason) == (Status.STOPPED, "saved")
     assert (crew.folder / "saved").exists()
@@ -132,6 +137,66 @@ def test_processes_that_ignore_a_stop_are_ended_after_the_grace(crew: Crew) -> N
     assert wait_until_gone(crew.pids())
 
 
+def test_a_launcher_that_is_killed_is_named(crew: Crew) -> None:
+    killed = list[int]()
+
+    def read_desired_state() -> DesiredState:
+        if (crew.folder / "at-1").exists() and not killed:
+            (launcher,) = supervisor(crew.folder).children()
+            killed.append(launcher.pid)
+            launcher.kill()
+        return DesiredState.RUN
+
+    outcome = supervise(build_argv(crew.folder, "stops"), crew.folder, desired_state=read_desired_state)
+    assert outcome.error is not None
+    assert outcome.error["code"] == "E-RANK-LOST"
+    assert outcome.error["what"].startswith("The launcher of the 2 processes that trained together was ended from out")
+    assert outcome.error["what"].endswith("by SIGKILL.")
+    assert wait_until_gone(crew.pids())
+
+
+@pytest.fixture
+def orphan(crew: Crew) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of an earlier start in this folder, whose supervisor is gone."""
+    argv = [
+        sys.executable,
+        "-m",
+        "trainyard.compute.rank_process",
+        "tests.unit.compute.crews:lingers",
+        str(crew.folder),
+    ]
+    with subprocess.Popen(argv, env={**os.environ, "RANK": "0"}) as process:
+        while not read_notes(crew.folder):
+            time.sleep(0.02)
+        yield process
+        process.kill()
+
+
+def test_a_start_waits_for_the_processes_of_an_earlier_one(crew: Crew, orphan: subprocess.Popen[bytes]) -> None:
+    started = time.monotonic()
+
+    def read_desired_state() -> DesiredState:
+        if orphan.poll() is None and time.monotonic() - started > 3:
+            assert crew.pids() == [orphan.pid], "none of the new ones was started"
+            orphan.kill()
+        return DesiredState.RUN
+
+    outcome = supervise(build_argv(crew.folder, "works"), crew.folder, desired_state=read_desired_state, poll_s=0.05)
+    assert outcome.status is Status.DONE
+    assert orphan.pid not in crew.pids()
+
+
+def test_a_start_that_waits_for_an_earlier_one_can_be_stopped(crew: Crew, orphan: subprocess.Popen[bytes]) -> None:
+    started = time.monotonic()
+
+    def read_desired_state() -> DesiredState:
+        return DesiredState.CANCEL if time.monotonic() - started > 2 else DesiredState.RUN
+
+    outcome = supervise(build_argv(crew.folder, "works"), crew.folder, desired_state=read_desired_state, poll_s=0.05)
+    assert (outcome.status, outcome.reason, outcome.killed) == (Status.STOPPED, "cancel", False)
+    assert orphan.poll() is None
+
+
 def test_a_missing_launcher_is_reported(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", SUPERVISOR, str(tmp_path), "2", "--", str(tmp_path / "torchrun")]
     outcome = supervise(argv, tmp_path)
@@ -154,9 +219,7 @@ def test_nothing_survives_a_killed_supervisor(crew: Crew) -> None:
             supervisor(crew.folder).kill()
         return DesiredState.RUN
 
-    launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "stops", str(crew.folder)]
-    argv = [sys.executable, "-m", SUPERVISOR, str(crew.folder), str(SIZE), "--", *launcher]
-    outcome = supervise(argv, crew.folder, desired_state=read_desired_state, poll_s=0.05)
+    outcome = supervise(build_argv(crew.folder, "stops"), crew.folder, desired_state=read_desired_state, poll_s=0.05)
     assert outcome.status is Status.FAILED
     assert wait_until_gone(crew.pids())
 

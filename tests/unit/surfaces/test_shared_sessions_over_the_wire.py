@@ -32,10 +32,12 @@ from trainyard.tracing import new_traceparent
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 LAUNCHES = [("zero2", 2), ("ddp", 2), ("zero1", 2), ("fsdp_hybrid", 4), ("zero2", 3)]
+MARKED = [LAUNCHES[0], *(pytest.param(launch, marks=pytest.mark.slow) for launch in LAUNCHES[1:])]
+"""The first runs with every change, the others with `make test-all`."""
 LONG = {"prompts": [{"tokens": [5, 6]}], "max_new_tokens": 1900, "stop_ids": [1], "samples": 64}
 
 
-@pytest.fixture(params=LAUNCHES, ids=lambda launch: "-".join(map(str, launch)))
+@pytest.fixture(params=MARKED, ids=lambda launch: "-".join(map(str, launch)))
 def session(
     request: pytest.FixtureRequest, home: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[HostedSession]:
@@ -106,8 +108,6 @@ def kill_rank_during_a_call(session: HostedSession, url: str) -> tuple[httpx.Res
     return answers[0], time.monotonic() - killed
 
 
-@pytest.mark.slow
-@pytest.mark.faults
 def test_several_processes_have_the_same_bits_on_every_surface(session: HostedSession, url: str) -> None:
     session.call("save", name=START, kind="full")
     results = {
