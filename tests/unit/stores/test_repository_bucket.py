@@ -8,6 +8,7 @@ import hmac
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,8 @@ from pathlib import Path
 import httpx
 import pytest
 from botocore.session import get_session
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from trainyard.compute.services import free_port
 from trainyard.errors import Unavailable
@@ -44,9 +46,11 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 @contextmanager
 def serving_s3(variables: dict[str, str]) -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    url = "http://{}:{}".format(*server.get_host_and_port())
+    # One request at a time: moto compares an ETag and writes in two steps, and another thread may come between.
+    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{server.port}"
     variables |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
     variables |= {"AWS_ENDPOINT": url, "AWS_ALLOW_HTTP": "true"}
     client = get_session().create_client(
@@ -54,7 +58,10 @@ def serving_s3(variables: dict[str, str]) -> Iterator[str]:
     )
     client.create_bucket(Bucket="repositories")
     yield "s3://repositories/prefix"
-    server.stop()
+    client.close()
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 @contextmanager
