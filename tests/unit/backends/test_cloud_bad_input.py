@@ -5,8 +5,10 @@ Each is one clear error by name, no job is left at the provider, and the key is 
 
 from __future__ import annotations
 
+import gc
 import json
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -73,6 +75,9 @@ def provider(rows: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
             return server  # type: ignore[no-any-return]
 
         yield start
+    with warnings.catch_warnings():  # botocore leaves the connection of a refused upload to the collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def submit(name: str, key: str = KEY, model: str = LLAMA, **config: Any) -> str:
