@@ -2,13 +2,14 @@
 
 A million rows by rule (a question of 6 words, an answer of 10 to 26, words of a Zipf-distributed vocabulary; of twenty
 rows one repeats an earlier row, and one has it with another last word) go through the default validator: in one
-process with one thread of the tokenizer, in one process as it is, and in pieces on two workers of a local Dask and of a
-local Ray, started and stopped within the time. A Prefect server records the pieces, as in a run.
+process as it is and with one thread of the tokenizer, and in pieces on two processes, two workers of a local Dask and
+two of a local Ray, started and stopped within the time. A Prefect server records the pieces, as in a run.
 
 On one host two workers share its cores with nobody; one process has them, too, for the step that takes most time, the
 tokenizer. What the workers of more hosts add is not measured here.
 
     python -m benchmarks.fanout
+    python -m benchmarks.fanout dask ray        # these alone: digests to compare, and no bar
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ BATCH = size(BATCH_ROWS, 500)
 WORKERS, PIECES = 2, 8
 ASKED, LEAST, MOST = 6, 10, 26
 """Words of a question, and the fewest and most of an answer."""
-VARIANTS = ("one thread", "one process", "dask", "ray")
+ENGINES = ("processes", "dask", "ray")
+VARIANTS = ("one process", *ENGINES, "one thread")
 BAR = 0.6
 """Two workers on the cores of one process may cost its share of starting a cluster and of writing twice."""
 
@@ -110,7 +112,7 @@ def run_validator(rows: Path, digests: dict[str, str], variant: str) -> float:
     """Validate the rows, and keep the digest of everything that this leaves."""
     source = Reference(uri=rows.as_uri(), sha256="", kind=Port.SFT, rows=ROWS)
     sift = None
-    if variant in ("dask", "ray"):
+    if variant in ENGINES:
         settings = FanOutSettings(engine=variant, workers=WORKERS, pieces=PIECES)
         sift = sift_in_pieces(PrefectFanOut(settings, "validator", print, lambda: None), SHIPPED_STARTER)
     with tempfile.TemporaryDirectory() as folder, tokenizer_threads(variant != "one thread"):
@@ -131,17 +133,20 @@ def validate_by(rows: Path, digests: dict[str, str], variant: str) -> Any:
 
 
 @flow(name="fanout")
-def compare(rows: Path) -> int:
+def compare(rows: Path, variants: tuple[str, ...]) -> int:
     digests: dict[str, str] = {}
     samples = {}
-    for variant in VARIANTS:
-        samples[variant] = [validate_by(rows, digests, variant)]
-        rate = samples[variant][0].per_second
-        print(f"{variant}: {rate:,.0f} rows a second, digest {digests[variant][:16]}", flush=True)
+    for variant in variants:
+        sample = validate_by(rows, digests, variant)
+        samples[variant] = [sample]
+        rates = f"{sample.per_second:,.0f} rows a second, {sample.cpu_s:,.0f} CPU seconds here and in ended children"
+        print(f"{variant}: {rates}, digest {digests[variant][:16]}", flush=True)
+    if variants != VARIANTS:
+        return 0 if len(set(digests.values())) == 1 else 1
     same = sum(digest == digests["one process"] for digest in digests.values())
     assert same == len(VARIANTS), digests
     one = samples["one process"][0].per_second
-    rates = {name: samples[name][0].per_second for name in ("dask", "ray")}
+    rates = {name: samples[name][0].per_second for name in ENGINES}
     table = [
         Row.at_least("variants that leave the same bytes", same, len(VARIANTS)),
         *(
@@ -152,7 +157,7 @@ def compare(rows: Path) -> int:
     return finish("fanout", table, samples)
 
 
-def main() -> int:
+def main(variants: tuple[str, ...]) -> int:
     """A server of its own for the measurement, then the measurement in a process that knows it."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows"
@@ -163,11 +168,14 @@ def main() -> int:
         environment = {**service_environment(here, url), "PREFECT_LOGGING_LEVEL": "CRITICAL"}
         try:
             return subprocess.run(
-                [sys.executable, "-m", "benchmarks.fanout", "measure", str(rows)], env=environment, check=False
-            ).returncode
+                [sys.executable, "-m", "benchmarks.fanout", "measure", str(rows), *variants],
+                env=environment, check=False,
+            ).returncode  # fmt: skip
         finally:
             stop(here, "server")
 
 
 if __name__ == "__main__":
-    sys.exit(compare(Path(sys.argv[2])) if sys.argv[1:2] == ["measure"] else main())
+    if sys.argv[1:2] == ["measure"]:
+        sys.exit(compare(Path(sys.argv[2]), tuple(sys.argv[3:]) or VARIANTS))
+    sys.exit(main(tuple(sys.argv[1:])))

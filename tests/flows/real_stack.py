@@ -53,7 +53,7 @@ def kill_tree(pid: int) -> None:
 class Stack:
     """A home of its own, and the command line on it."""
 
-    timeout_s = 300.0
+    timeout_s = 600.0
     """Of one command."""
 
     def __init__(self, folder: Path, model: Path) -> None:

@@ -107,6 +107,14 @@ def test_the_password_is_in_no_file_of_the_home_and_in_no_output(first: Stack) -
         assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path
 
 
+def is_answering(stack: Stack) -> bool:
+    """Return whether the server answers; one that starts has a process before it listens."""
+    try:
+        return bool(stack.request_prefect("admin/version"))
+    except httpx.TransportError:
+        return False
+
+
 def test_a_server_that_is_killed_in_a_training_comes_back_to_its_database(first: Stack) -> None:
     run_id = first.start_job(max_steps=200)
     first.wait_for_step(run_id, 20)
@@ -114,6 +122,7 @@ def test_a_server_that_is_killed_in_a_training_comes_back_to_its_database(first:
     assert server is not None
     os.kill(server.pid, signal.SIGKILL)
     wait_until(lambda: (new := running(first.settings, "server")) is not None and new.pid != server.pid, 60)
+    wait_until(lambda: is_answering(first), 120, "an answer of the new server")
     assert first.finish(run_id)
 
 

@@ -56,6 +56,8 @@ GUARD_MODULE = "trainyard.prefect_api.guard"
 NO_AUTH = "--no-auth"
 CONSOLE_FORMATTER = "PREFECT_LOGGING_HANDLERS_CONSOLE_FORMATTER"
 """Names a formatter of Prefect's `logging.yml`; the flows of a worker inherit it."""
+ATTACHED_VARIABLE = "TRAINYARD_ATTACHED_SERVER"
+"""Names the server of a stack that is not of its home, in the variables of what is started for it."""
 STOP_GRACE_S = 30.0
 """A worker that ends first ends its flow runs, and those save a checkpoint."""
 FOLDER_VARIABLE = "TRAINYARD_WORKING_FOLDER"
@@ -104,9 +106,11 @@ def prefect_environment(settings: Settings, api_url: str) -> dict[str, str]:
 
     They include the home's string only for the home's own server: no other server receives it.
     """
-    auth = read_auth(settings) if is_own(settings, api_url) else None
+    own = is_own(settings, api_url)
+    auth = read_auth(settings) if own else None
     return {
         **({CLIENT_VARIABLE: auth} if auth else {}),
+        **({} if own else {ATTACHED_VARIABLE: api_url}),
         "PREFECT_API_URL": api_url,
         "PREFECT_HOME": str(settings.prefect_home),
         "TRAINYARD_HOME": str(settings.home),
@@ -196,9 +200,13 @@ def is_own(settings: Settings, api_url: str) -> bool:
 
 
 def external_api_url(settings: Settings) -> str | None:
-    """Return the caller's PREFECT_API_URL, unless it is what `trainyard env` exported for the server of this home."""
+    """Return the caller's PREFECT_API_URL, unless it is what `trainyard env` exported for the server of this home.
+
+    The variables that `prefect_environment` writes for an external server name it as one.
+    """
     url = os.environ.get("PREFECT_API_URL", "").rstrip("/")
-    exported = os.environ.get("PREFECT_HOME") == str(settings.prefect_home)
+    written = os.environ.get("PREFECT_HOME") == str(settings.prefect_home)
+    exported = written and os.environ.get(ATTACHED_VARIABLE, "").rstrip("/") != url
     return None if not url or exported or is_own(settings, url) else url
 
 

@@ -1,4 +1,4 @@
-"""Repositories in a bucket of S3 or Azure, which several data workers share without a lock of their own."""
+"""Repositories in a bucket of S3, Azure or Cloud Storage, which data workers share without a lock of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hmac
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +20,18 @@ from pathlib import Path
 import httpx
 import pytest
 from botocore.session import get_session
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from trainyard.compute.services import free_port
+from trainyard.errors import Unavailable
 from trainyard.settings import Settings
 from trainyard.stores.repositories.commits import Commit, FileEntry, hash_git_blob
 from trainyard.stores.repositories.names import RepositoryName
 from trainyard.stores.repositories.repository import Edits
 from trainyard.surfaces.hub.service import open_repositories
+from trainyard.testing.bucket_xml import TOKEN, XmlBucketServer
+from trainyard.testing.loopback import serving
 
 pytestmark = pytest.mark.integration
 NAME = RepositoryName("models", "acme", "shared")
@@ -41,9 +46,11 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 @contextmanager
 def serving_s3(variables: dict[str, str]) -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    url = "http://{}:{}".format(*server.get_host_and_port())
+    # One request at a time: moto compares an ETag and writes in two steps, and another thread may come between.
+    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{server.port}"
     variables |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
     variables |= {"AWS_ENDPOINT": url, "AWS_ALLOW_HTTP": "true"}
     client = get_session().create_client(
@@ -51,7 +58,10 @@ def serving_s3(variables: dict[str, str]) -> Iterator[str]:
     )
     client.create_bucket(Bucket="repositories")
     yield "s3://repositories/prefix"
-    server.stop()
+    client.close()
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 @contextmanager
@@ -76,6 +86,15 @@ def serving_azure(variables: dict[str, str], folder: Path) -> Iterator[str]:
         process.wait(30)
 
 
+@contextmanager
+def serving_google(variables: dict[str, str], change_s: float = 0.01) -> Iterator[str]:
+    with serving(XmlBucketServer(("repositories",), change_s)) as server:
+        variables |= {"GOOGLE_BASE_URL": server.url, "GOOGLE_BEARER_TOKEN": TOKEN}
+        yield "gs://repositories/prefix"
+        assert isinstance(server, XmlBucketServer)
+        assert server.refused_changes, "the limit on changes of an object was never met"
+
+
 def create_container(url: str) -> bool:
     """Create the container, which obstore cannot; False while nothing answers."""
     headers = {"x-ms-date": format_datetime(datetime.now(UTC), usegmt=True), "x-ms-version": "2021-12-02"}
@@ -92,11 +111,14 @@ def create_container(url: str) -> bool:
     return True
 
 
-@pytest.fixture(params=["s3", "azure"])
+@pytest.fixture(params=["s3", "azure", "google"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     variables: dict[str, str] = {}
-    server = serving_s3(variables) if request.param == "s3" else serving_azure(variables, tmp_path / "azurite")
-    with server as address:
+    servers = {
+        "s3": serving_s3(variables), "azure": serving_azure(variables, tmp_path / "azurite"),
+        "google": serving_google(variables),
+    }  # fmt: skip
+    with servers[request.param] as address:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         yield address
@@ -129,3 +151,19 @@ def test_data_workers_that_share_a_bucket_lose_nothing(bucket: str, tmp_path: Pa
     with first.reserving("acme", {sha256: len(large)}) as store:
         store(sha256, path)
     assert b"".join(first.read("acme", FileEntry(sha256, len(large), ""), 5, 12 << 20)) == large[5 : 12 << 20]
+
+
+def test_bucket_that_refuses_the_credentials_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = "a-token-that-has-expired"
+    with serving(XmlBucketServer(("repositories",))) as server:
+        monkeypatch.setenv("GOOGLE_BASE_URL", server.url)
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", wrong)
+        repositories = open_repositories(Settings(home=tmp_path, data_storage="gs://repositories/prefix"))
+        with pytest.raises(Unavailable, match="E-OBJECT-STORE") as raised:
+            repositories.create(NAME, "test")
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", TOKEN)
+        elsewhere = open_repositories(Settings(home=tmp_path, data_storage="gs://not-there/prefix"))
+        with pytest.raises(Unavailable, match=r"E-OBJECT-STORE.*bucket does not exist"):
+            elsewhere.create(NAME, "test")
+    assert wrong not in str(raised.value)
+    assert "401" in str(raised.value) or "Authentication" in str(raised.value)

@@ -5,9 +5,11 @@ The child runs in Trainyard's interpreter: the requirements of the clients resol
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import importlib.util
 import os
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -24,8 +26,20 @@ DISTRIBUTIONS = {"fireworks": "fireworks-ai", "google.auth": "google-auth"}
 
 
 @dataclass(frozen=True)
+class Regions:
+    """Where a provider trains: the variable that names the place, and the places that there are."""
+
+    variable: str
+    list_names: Callable[[], Collection[str]]
+    newer: str
+    """What to do for a place that is newer than this list."""
+
+
+@dataclass(frozen=True)
 class CloudProgram(ExternalProgram):
     """Training that runs at a provider."""
+
+    regions: Regions | None = None
 
     @property
     def target(self) -> str:
@@ -57,6 +71,7 @@ class CloudProgram(ExternalProgram):
                 reasons.append(
                     Reason("R-ENDPOINT", node, "config.backend", because, f"Set {variable} where the worker starts.")
                 )
+        reasons += self.find_region_reasons(job)
         if job.adapter is not None:
             because = f"The {self.name.value} backend cannot continue an adapter of this machine."
             reasons.append(Reason("R-ADAPTER", node, "config.backend", because, "Use backend native."))
@@ -67,6 +82,22 @@ class CloudProgram(ExternalProgram):
             instead = "Use backend together or fireworks, or another service with this wire in `service`."
             reasons.append(Reason("R-PROVIDER", node, "config.backend", because, instead))
         return reasons
+
+    def find_region_reasons(self, job: TrainingJob) -> list[Reason]:
+        """Return the reason why the region of the environment cannot train, where it is known here."""
+        rule, address = self.regions, job.service.base_url if job.service is not None else ""
+        region = os.environ.get(rule.variable, "") if rule is not None else ""
+        if rule is None or not region or address or not self.probe().available:
+            return []
+        names = rule.list_names()
+        if region in names:
+            return []
+        near = difflib.get_close_matches(region, names, 3, 0.5) or sorted(names)[:3]
+        because = f"{self.provider.title} has no region {region!r} ({rule.variable}) that is known here."
+        instead = (
+            f"Set {rule.variable} to one of {len(names)}, such as {', '.join(near)}; for a newer one, {rule.newer}."
+        )
+        return [Reason("R-PROVIDER", job.node or None, "config.backend", because, instead)]
 
     def no_weights_reason(self) -> Reason:
         """Return the reason why nothing can be downloaded."""

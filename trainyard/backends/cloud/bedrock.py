@@ -6,10 +6,11 @@ name. What comes out is a custom model that Bedrock serves. AWS bills tokens and
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
-from trainyard.backends.cloud.backend import CloudProgram
+from trainyard.backends.cloud.backend import CloudProgram, Regions
 from trainyard.backends.cloud.contract import (
     REQUEST_TIMEOUT_S,
     CloudRequest,
@@ -20,14 +21,26 @@ from trainyard.backends.cloud.contract import (
     RemoteJob,
     UploadedRows,
     drop_missing,
-    provider_errors,
 )
+from trainyard.backends.cloud.errors import ProviderCalls
 from trainyard.errors import Refused
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
 
-BACKEND = CloudProgram(BackendName.BEDROCK)
+REGION = "AWS_REGION"
+
+
+def list_regions() -> frozenset[str]:
+    """Return the regions with Bedrock, of every partition, that this version of the client knows."""
+    import botocore.session  # the client of an extra
+
+    session = botocore.session.get_session()
+    partitions = session.get_available_partitions()
+    return frozenset(name for part in partitions for name in session.get_available_regions("bedrock", part))
+
+
+BACKEND = CloudProgram(BackendName.BEDROCK, Regions(REGION, list_regions, "update boto3"))
 NAME = BACKEND.name.value
 STATES = {
     "InProgress": ProviderState.RUNNING,
@@ -47,27 +60,30 @@ class Bedrock:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
 
-        self.errors = (BotoCoreError, ClientError)
+        self.calls = ProviderCalls(NAME, (BotoCoreError, ClientError), address.keys)
         self.bucket, self.role = address.variable("BEDROCK_BUCKET"), address.variable("BEDROCK_ROLE_ARN")
+        self.region = address.variable(REGION)
         session = boto3.session.Session(
             aws_access_key_id=address.variable("AWS_ACCESS_KEY_ID"), aws_secret_access_key=address.key,
-            aws_session_token=address.variable("AWS_SESSION_TOKEN") or None,
-            region_name=address.variable("AWS_REGION"),
+            aws_session_token=address.variable("AWS_SESSION_TOKEN") or None, region_name=self.region,
         )  # fmt: skip
         config = Config(
             retries={"total_max_attempts": 1}, read_timeout=REQUEST_TIMEOUT_S, connect_timeout=REQUEST_TIMEOUT_S,
             s3={"addressing_style": "path"} if address.base_url else None,
         )  # fmt: skip
-        self.client = session.client("bedrock", endpoint_url=address.base_url or None, config=config)
-        self.store = session.client("s3", endpoint_url=address.base_url or None, config=config)
+        with self.calls(f"in {self.region}"):  # a name that is none is refused by the client
+            self.client = session.client("bedrock", endpoint_url=address.base_url or None, config=config)
+            self.store = session.client("s3", endpoint_url=address.base_url or None, config=config)
+        for client in (self.client, self.store):
+            weakref.finalize(self, client.close)
 
     def upload(self, path: Path, name: str) -> str:
-        with provider_errors(NAME, "the upload of rows", *self.errors), path.open("rb") as content:
+        with self.calls("the upload of rows"), path.open("rb") as content:
             self.store.put_object(Bucket=self.bucket, Key=f"trainyard/{name}", Body=content)
         return f"s3://{self.bucket}/trainyard/{name}"
 
     def create(self, request: CloudRequest, rows: UploadedRows) -> RemoteJob:
-        with provider_errors(NAME, "the submission", *self.errors):
+        with self.calls(f"the submission of {request.model} in {self.region}"):
             reply = self.client.create_model_customization_job(**arguments(request, rows, self.role, self.bucket))
         return RemoteJob(reply["jobArn"], ProviderState.RUNNING, "InProgress")
 
@@ -75,7 +91,7 @@ class Bedrock:
         found, token = [], ""
         while True:
             more = {"nextToken": token} if token else {}
-            with provider_errors(NAME, "the list of jobs", *self.errors):
+            with self.calls("the list of jobs"):
                 page = self.client.list_model_customization_jobs(nameContains=run_key, **more)
             found += [row for row in page["modelCustomizationJobSummaries"] if row["jobName"] == run_key]
             token = page.get("nextToken", "")
@@ -83,13 +99,13 @@ class Bedrock:
                 return [read_job(row) for row in found]
 
     def read(self, job_id: str) -> RemoteJob:
-        with provider_errors(NAME, f"the state of {job_id}", *self.errors):
+        with self.calls(f"the state of {job_id}"):
             return read_job(self.client.get_model_customization_job(jobIdentifier=job_id))
 
     def read_events(self, job_id: str, cursor: str) -> EventPage:
         """Return the phases that a job reports, each once: Bedrock has no list of events."""
         del cursor
-        with provider_errors(NAME, f"the phases of {job_id}", *self.errors):
+        with self.calls(f"the phases of {job_id}"):
             row = self.client.get_model_customization_job(jobIdentifier=job_id)
         details = row.get("statusDetails") or {}
         events = [
@@ -103,7 +119,7 @@ class Bedrock:
         return EventPage(events)
 
     def cancel(self, job_id: str) -> None:
-        with provider_errors(NAME, f"the cancellation of {job_id}", *self.errors):
+        with self.calls(f"the cancellation of {job_id}"):
             self.client.stop_model_customization_job(jobIdentifier=job_id)
 
     def download(self, job: RemoteJob, folder: Path) -> None:

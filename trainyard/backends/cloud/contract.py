@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainyard.backends.job import TrainingJob
-from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonMapping
-from trainyard.spec.axes.providers import PROVIDERS
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 
@@ -22,6 +19,10 @@ RUN_KEY_PREFIX = "ty-"
 REQUEST_TIMEOUT_S = 60.0
 ANY_KEY = "none"
 """What a client is opened with where an address is called without a key."""
+SHORTEST_KEY = 6
+"""Characters; a shorter text would be found in words of a message."""
+SECRET_VARIABLES = ("AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+"""Variables of providers, next to the key, that are secret."""
 
 
 class ProviderState(StrEnum):
@@ -117,6 +118,12 @@ class ProviderAddress:
     def variable(self, name: str) -> str:
         return self.variables.get(name, "")
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the texts that no log or message may have."""
+        texts = (self.key, *(self.variable(name) for name in SECRET_VARIABLES))
+        return tuple(text for text in texts if len(text) >= SHORTEST_KEY)
+
 
 class Provider(Protocol):
     """A provider as its client speaks to it. Every call raises `ProviderError`; none of them retries."""
@@ -141,73 +148,6 @@ class Provider(Protocol):
 
     def download(self, job: RemoteJob, folder: Path) -> None:
         """Write what a finished job made into `folder`, as the provider packs it."""
-
-
-class ProviderError(TrainyardError):
-    """A provider refused a call, or did not answer it."""
-
-    default_code = "E-PROVIDER"
-    status: int | None = None
-    """Its HTTP status; None where no answer came."""
-
-    @property
-    def is_refusal(self) -> bool:
-        """Return whether the call certainly had no effect, and would have none if it were repeated."""
-        return self.status is not None and 400 <= self.status < 500 and self.status not in (408, 409, 425, 429)
-
-
-ADVICE: Mapping[int, str] = {
-    401: "Set the provider's key where the worker starts; the one that is there is not accepted.",
-    402: "Look at the billing of the account.",
-    403: "Give the key the rights for files and fine-tuning.",
-    404: "Correct the name; the provider does not have it.",
-    413: "Use fewer rows, or another provider.",
-    429: "Wait; the provider limits the rate of this account.",
-}
-
-
-def make_error(provider: str, call: str, error: BaseException) -> ProviderError:
-    """Return a client's exception in our words, by the HTTP status that it carries."""
-    status = read_status(error)
-    said = read_message(error)
-    title = PROVIDERS[provider].title
-    answer = f"{title} answered {status} to {call}." if status else f"{title} did not answer {call}."
-    do = ADVICE.get(status or 0, "Start the job again: one that exists at the provider is found, not created twice.")
-    result = ProviderError(answer, why=said, do=do)
-    result.status = status
-    return result
-
-
-def read_status(error: BaseException) -> int | None:
-    """Return the HTTP status of an exception of any of the clients; None for a lost connection."""
-    response = getattr(error, "response", None)
-    if isinstance(response, Mapping):  # botocore
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return int(status) if status else None
-    for value in (getattr(error, "status_code", None), getattr(response, "status_code", None)):
-        if isinstance(value, int):
-            return value
-    return None
-
-
-def read_message(error: BaseException) -> str:
-    """Return what a provider said, at most 300 characters, without the addresses that clients add."""
-    body = getattr(error, "body", None)
-    detail: Any = body.get("error", body) if isinstance(body, Mapping) else None
-    text = detail.get("message") if isinstance(detail, Mapping) else detail if isinstance(detail, str) else None
-    response = getattr(error, "response", None)
-    if text is None and isinstance(response, Mapping):
-        text = response.get("Error", {}).get("Message")
-    return str(text or error).splitlines()[0][:300] if str(text or error) else type(error).__name__
-
-
-@contextmanager
-def provider_errors(provider: str, call: str, *kinds: type[BaseException]) -> Iterator[None]:
-    """Raise `ProviderError` for exceptions of a client."""
-    try:
-        yield
-    except kinds as error:
-        raise make_error(provider, call, error) from error
 
 
 def make_run_key(work_name: str, attempt: int = 1) -> str:

@@ -56,6 +56,8 @@ class FineTuneProvider:
     def submit(self, config: CloudFineTuneConfig, *, name: str = "") -> str:
         """Upload the files and create the job, once; return the provider's id of it. Raises `ProviderError`."""
         files = [find_file(path) for path in (config.training_file, config.validation_file) if path is not None]
+        for file in files:
+            PROVIDERS[self.name].require_file_size(file.stat().st_size)
         shas = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
         key = digest({"provider": self.name, "config": config.model_dump(mode="json"), "files": shas, "name": name})
         folder = self.machine.home / FOLDER / key[:32]

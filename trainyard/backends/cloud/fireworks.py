@@ -11,15 +11,14 @@ from trainyard.backends.cloud.contract import (
     CloudRequest,
     EventPage,
     ProviderAddress,
-    ProviderError,
     ProviderState,
     RemoteEvent,
     RemoteJob,
     UploadedRows,
     drop_missing,
     method_setting,
-    provider_errors,
 )
+from trainyard.backends.cloud.errors import ProviderCalls, ProviderError
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
 
@@ -46,7 +45,7 @@ class Fireworks:
     def __init__(self, address: ProviderAddress) -> None:
         import fireworks  # the client of an extra
 
-        self.errors = (fireworks.FireworksError,)
+        self.calls = ProviderCalls(NAME, (fireworks.FireworksError,), address.keys)
         self.account = address.variable("FIREWORKS_ACCOUNT_ID")
         self.client = fireworks.Fireworks(
             api_key=address.key, account_id=self.account or None, base_url=address.base_url or None, max_retries=0,
@@ -57,11 +56,11 @@ class Fireworks:
         dataset = name.removesuffix(".jsonl").lower()
         with path.open("rb") as lines:
             rows = sum(1 for _ in lines)
-        with provider_errors(NAME, "the upload of rows", *self.errors):
+        with self.calls("the upload of rows"):
             try:
                 facts = {"format": "CHAT", "user_uploaded": {}, "example_count": str(rows)}
                 self.client.datasets.create(dataset_id=dataset, dataset=facts)  # type: ignore[arg-type]
-            except self.errors as error:
+            except self.calls.kinds as error:
                 if getattr(error, "status_code", None) != 409:  # of an upload whose reply was lost
                     raise
             with path.open("rb") as content:
@@ -69,7 +68,7 @@ class Fireworks:
         return f"accounts/{self.account}/datasets/{dataset}"
 
     def create(self, request: CloudRequest, rows: UploadedRows) -> RemoteJob:
-        with provider_errors(NAME, "the submission", *self.errors):
+        with self.calls(f"the submission of {request.model}"):
             if request.stage is Stage.DPO:
                 beta = getattr(request.config.stage, "beta", None) if request.config is not None else None
                 loss = {"method": "DPO", **({} if beta is None else {"dpo": {"beta": beta}})}
@@ -95,7 +94,7 @@ class Fireworks:
 
     def read(self, job_id: str) -> RemoteJob:
         kind, _, name = job_id.partition("/")
-        with provider_errors(NAME, f"the state of {name}", *self.errors):
+        with self.calls(f"the state of {name}"):
             if kind == PAIRS:
                 return read_job(kind, self.client.dpo_jobs.get(name))
             return read_job(kind, self.client.supervised_fine_tuning_jobs.get(name))
@@ -106,7 +105,7 @@ class Fireworks:
         kind, _, name = job_id.partition("/")
         if kind == PAIRS:
             return EventPage([])
-        with provider_errors(NAME, f"the progress of {name}", *self.errors):
+        with self.calls(f"the progress of {name}"):
             progress = self.client.supervised_fine_tuning_jobs.get(name).job_progress
         if progress is None or progress.percent is None:
             return EventPage([])
@@ -115,7 +114,7 @@ class Fireworks:
 
     def cancel(self, job_id: str) -> None:
         kind, _, name = job_id.partition("/")
-        with provider_errors(NAME, f"the cancellation of {name}", *self.errors):
+        with self.calls(f"the cancellation of {name}"):
             if kind == PAIRS:
                 self.client.dpo_jobs.cancel(name, body={})
             else:
@@ -125,7 +124,7 @@ class Fireworks:
         import httpx  # loaded by the client already
 
         name = job.model.rpartition("/")[2]
-        with provider_errors(NAME, f"the download of {name}", *self.errors, httpx.HTTPError, OSError):
+        with self.calls(f"the download of {name}", httpx.HTTPError, OSError):
             urls = self.client.models.get_download_endpoint(name).filename_to_signed_urls or {}
             for path, url in urls.items():
                 target = folder / Path(path).name

@@ -8,6 +8,7 @@ that begin with `TRAINYARD`, which are read from the job's log.
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from trainyard.backends.cloud.contract import (
     RemoteJob,
     UploadedRows,
     drop_missing,
-    provider_errors,
     read_number,
 )
+from trainyard.backends.cloud.errors import ProviderCalls
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import Method
 
@@ -87,7 +88,7 @@ class HfJobs:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
 
-        self.errors = (HfHubHTTPError, httpx2.HTTPError)
+        self.calls = ProviderCalls(NAME, (HfHubHTTPError, httpx2.HTTPError), address.keys)
         self.key = address.key
         self.api = HfApi(endpoint=address.base_url or None, token=address.key)
         self.name = address.variable("HF_JOBS_NAMESPACE")
@@ -97,13 +98,13 @@ class HfJobs:
     def namespace(self) -> str:
         """Return the account or organization that pays; the key's own where none is named."""
         if not self.name:
-            with provider_errors(NAME, "the name of the account", *self.errors):
+            with self.calls("the name of the account"):
                 self.name = str(self.api.whoami()["name"])
         return self.name
 
     def upload(self, path: Path, name: str) -> str:
         repository = f"{self.namespace}/{name.removesuffix('.jsonl')}"
-        with provider_errors(NAME, "the upload of rows", *self.errors):
+        with self.calls("the upload of rows"):
             self.api.create_repo(repository, private=True, exist_ok=True)
             self.api.upload_file(path_or_fileobj=path, path_in_repo=ROWS, repo_id=repository)
         return repository
@@ -111,7 +112,10 @@ class HfJobs:
     def create(self, request: CloudRequest, rows: UploadedRows) -> RemoteJob:
         spec = describe(request, rows, f"{self.namespace}/{request.label}")
         service = request.config.service if request.config is not None else None
-        with provider_errors(NAME, "the submission", *self.errors):
+        with self.calls(f"the question for the base {request.model}"):
+            self.api.model_info(request.model)  # a job that finds no base is paid, too
+        with self.calls(f"the submission of {request.model}"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* is experimental", UserWarning)  # the release is pinned
             job = self.api.run_uv_job(
                 "python", script_args=["-c", START], dependencies=list(PACKAGES),
                 env={"TRAINYARD_SPEC": json.dumps(spec), "TRAINYARD_SCRIPT": SCRIPT}, secrets={"HF_TOKEN": self.key},
@@ -122,12 +126,12 @@ class HfJobs:
         return self.read_info(job)
 
     def find(self, run_key: str) -> list[RemoteJob]:
-        with provider_errors(NAME, "the list of jobs", *self.errors):
+        with self.calls("the list of jobs"):
             jobs = list(self.api.list_jobs(labels={LABEL: run_key}, namespace=self.namespace))
         return [self.read_info(job) for job in jobs if (job.labels or {}).get(LABEL) == run_key]
 
     def read(self, job_id: str) -> RemoteJob:
-        with provider_errors(NAME, f"the state of {job_id}", *self.errors):
+        with self.calls(f"the state of {job_id}"):
             return self.read_info(self.api.inspect_job(job_id=job_id, namespace=self.namespace))
 
     def read_info(self, job: Any) -> RemoteJob:
@@ -144,22 +148,22 @@ class HfJobs:
     def price_of(self, flavor: str) -> float:
         """Return the dollars of a minute of a flavour."""
         if not self.prices:
-            with provider_errors(NAME, "the list of prices", *self.errors):
+            with self.calls("the list of prices"):
                 self.prices = {row.name: row.unit_cost_usd for row in self.api.list_jobs_hardware()}
         return self.prices.get(flavor, 0.0)
 
     def read_events(self, job_id: str, cursor: str) -> EventPage:
         del cursor  # a log is one page
-        with provider_errors(NAME, f"the log of {job_id}", *self.errors):
+        with self.calls(f"the log of {job_id}"):
             lines = list(self.api.fetch_job_logs(job_id=job_id, namespace=self.namespace))
         return EventPage([read_line(number, line) for number, line in enumerate(lines)])
 
     def cancel(self, job_id: str) -> None:
-        with provider_errors(NAME, f"the cancellation of {job_id}", *self.errors):
+        with self.calls(f"the cancellation of {job_id}"):
             self.api.cancel_job(job_id=job_id, namespace=self.namespace)
 
     def download(self, job: RemoteJob, folder: Path) -> None:
-        with provider_errors(NAME, f"the download of {job.model}", *self.errors):
+        with self.calls(f"the download of {job.model}"):
             for name in self.api.list_repo_files(job.model):
                 self.api.hf_hub_download(job.model, name, local_dir=folder)
 

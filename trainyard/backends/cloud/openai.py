@@ -20,8 +20,8 @@ from trainyard.backends.cloud.contract import (
     RemoteJob,
     UploadedRows,
     drop_missing,
-    provider_errors,
 )
+from trainyard.backends.cloud.errors import ProviderCalls
 from trainyard.errors import Refused
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
@@ -53,30 +53,30 @@ class OpenAi:
     def __init__(self, address: ProviderAddress) -> None:
         import openai  # the client of an extra
 
-        self.errors, self.omit = (openai.OpenAIError,), openai.omit
+        self.calls, self.omit = ProviderCalls(NAME, (openai.OpenAIError,), address.keys), openai.omit
         self.client = openai.OpenAI(
             api_key=address.key, base_url=address.base_url or None, max_retries=0, timeout=REQUEST_TIMEOUT_S
         )
 
     def upload(self, path: Path, name: str) -> str:
-        with provider_errors(NAME, "the upload of rows", *self.errors), path.open("rb") as content:
+        with self.calls("the upload of rows"), path.open("rb") as content:
             return str(self.client.files.create(file=(name, content), purpose="fine-tune").id)
 
     def create(self, request: CloudRequest, rows: UploadedRows) -> RemoteJob:
-        with provider_errors(NAME, "the submission", *self.errors):
+        with self.calls(f"the submission of {request.model}"):
             return read_job(self.client.fine_tuning.jobs.create(**arguments(request, rows)))
 
     def find(self, run_key: str) -> list[RemoteJob]:
-        with provider_errors(NAME, "the list of jobs", *self.errors):
+        with self.calls("the list of jobs"):
             rows = list(self.client.fine_tuning.jobs.list(limit=PAGE))
         return [read_job(row) for row in rows if is_of_run(row, run_key)]
 
     def read(self, job_id: str) -> RemoteJob:
-        with provider_errors(NAME, f"the state of {job_id}", *self.errors):
+        with self.calls(f"the state of {job_id}"):
             return read_job(self.client.fine_tuning.jobs.retrieve(job_id))
 
     def read_events(self, job_id: str, cursor: str) -> EventPage:
-        with provider_errors(NAME, f"the events of {job_id}", *self.errors):
+        with self.calls(f"the events of {job_id}"):
             page = self.client.fine_tuning.jobs.list_events(job_id, limit=PAGE, after=cursor or self.omit)
         events = [
             RemoteEvent(row.id, row.message, str(row.created_at), read_metrics(row.data))
@@ -85,7 +85,7 @@ class OpenAi:
         return EventPage(events, page.data[-1].id if page.data and page.has_next_page() else "")
 
     def cancel(self, job_id: str) -> None:
-        with provider_errors(NAME, f"the cancellation of {job_id}", *self.errors):
+        with self.calls(f"the cancellation of {job_id}"):
             self.client.fine_tuning.jobs.cancel(job_id)
 
     def download(self, job: RemoteJob, folder: Path) -> None:

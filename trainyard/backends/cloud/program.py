@@ -21,12 +21,12 @@ import orjson
 from trainyard.backends.base import probe
 from trainyard.backends.cloud.contract import (
     Provider,
-    ProviderError,
     RemoteJob,
     UploadedRows,
     build_request,
     find_provider_address,
 )
+from trainyard.backends.cloud.errors import ProviderError
 from trainyard.backends.cloud.journal import is_cancel_requested, withdraw_cancel
 from trainyard.backends.cloud.submission import PollPace, Submission
 from trainyard.backends.job import TrainingJob
@@ -35,7 +35,7 @@ from trainyard.backends.rows import evaluation_rows, read_rows
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint, read_stop_reason
 from trainyard.compute.events import read_events
 from trainyard.data.rows import TRAIN
-from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
@@ -103,22 +103,7 @@ def run(job: TrainingJob, submission: Submission, format_row: FormatRow) -> None
 
 def write_rows(job: TrainingJob, path: Path, format_row: FormatRow) -> int:
     """Write the rows that are trained on as JSON lines; returns how many. Raises `E-DATA-EMPTY`, `E-LIMIT`."""
-    facts = job.config.backend.facts.provider
-    assert facts is not None, "a backend of this room"
-    count = size = 0
-    with new_file(path) as draft, draft.open("wb") as lines:
-        for row in read_rows(job):
-            if getattr(row, "split", TRAIN) != TRAIN:
-                continue
-            line = orjson.dumps(format_row(row, job.config.stage.type)) + b"\n"
-            size += len(line)
-            if size > facts.file_bytes:
-                raise LimitExceeded(
-                    f"The rows are larger than the {facts.file_bytes >> 20:,} MiB that {facts.title} takes.",
-                    do="Use fewer rows, or another backend.", code="E-LIMIT",
-                )  # fmt: skip
-            lines.write(line)
-            count += 1
+    count = write_lines(job, path, (row for row in read_rows(job) if getattr(row, "split", TRAIN) == TRAIN), format_row)
     if not count:
         raise InvalidInput("No row is left to train on.", do="Give the trainer more rows.", code="E-DATA-EMPTY")
     return count
@@ -128,9 +113,23 @@ def write_held_out(job: TrainingJob, path: Path, format_row: FormatRow) -> int:
     """Write the rows that the provider evaluates on; returns how many, 0 without `eval`."""
     rows = evaluation_rows(job)
     if rows:
-        with new_file(path) as draft, draft.open("wb") as lines:
-            lines.writelines(orjson.dumps(format_row(row, job.config.stage.type)) + b"\n" for row in rows)
+        write_lines(job, path, rows, format_row)
     return len(rows)
+
+
+def write_lines(job: TrainingJob, path: Path, rows: Iterable[Any], format_row: FormatRow) -> int:
+    """Write rows as JSON lines, as many bytes as the provider takes; returns how many rows. Raises `E-LIMIT`."""
+    facts = job.config.backend.facts.provider
+    assert facts is not None, "a backend of this room"
+    count = size = 0
+    with new_file(path) as draft, draft.open("wb") as lines:
+        for row in rows:
+            line = orjson.dumps(format_row(row, job.config.stage.type)) + b"\n"
+            size += len(line)
+            facts.require_file_size(size)
+            lines.write(line)
+            count += 1
+    return count
 
 
 def format_row(row: Any, stage: Stage) -> JsonObject:

@@ -22,13 +22,13 @@ from trainyard.backends.cloud.contract import (
     CloudRequest,
     EventPage,
     Provider,
-    ProviderError,
     ProviderState,
     RemoteEvent,
     RemoteJob,
     UploadedRows,
     make_run_key,
 )
+from trainyard.backends.cloud.errors import ProviderError
 from trainyard.backends.cloud.journal import JOURNAL_FILE
 from trainyard.compute.child import EVENTS_FILE, Stopped, faultpoint
 from trainyard.compute.events import read_events
@@ -46,6 +46,8 @@ MOST_CREATES = 5
 VANISHED_LOOKS = 5
 PATIENCE_S = 3600.0
 """How long a provider may not answer before the job is left to a later start."""
+QUIET_TRIES = 3
+"""Calls without an answer before the log says so."""
 CANCEL_WAIT_S = 120.0
 
 
@@ -79,6 +81,8 @@ class Submission:
         self.seen = {str(event["remote_id"]) for event in earlier if event.get("remote_id")}
         self.charged = {str(event["job"]) for event in earlier if event["event"] in ("cost", "usage")}
         self.word = ""
+        self.is_answered = "job" in self.journal or "files" in self.journal
+        """Whether the provider has answered: a host without an address is then one that is lost for a while."""
 
     @property
     def run_key(self) -> str:
@@ -104,6 +108,7 @@ class Submission:
         """Return the remote job of this training, created if the provider has none. Raises `ProviderError`."""
         if "job" in self.journal:
             return self.read(str(self.journal["job"]))
+        last = ""
         for _ in range(MOST_CREATES):
             # A request was sent whose reply was not noted: a list may not show its job yet.
             if (job := self.reconcile() if self.journal.get("creating") else self.find()) is not None:
@@ -118,12 +123,13 @@ class Submission:
                     self.note(creating=False)
                     raise
                 self.emit("warning", text=f"The reply to the submission is lost: {error.what} Looking for the job.")
+                last = f" Its last answer: {error.what} {error.why}".rstrip()
                 continue
             faultpoint("provider.created")
             return self.adopt(job)
         raise ProviderError(
             f"The provider did not confirm the job in {MOST_CREATES} attempts.",
-            why=f"Its list has no job of {self.run_key}.",
+            why=f"Its list has no job of {self.run_key}.{last}",
             do="Start the job again later: it looks in the list first.",
         )
 
@@ -290,15 +296,22 @@ class Submission:
 
     def persist(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call that may be repeated; 429, 5xx and lost connections are waited for."""
-        started, wait = self.pace.now(), self.pace.poll_s / 10
+        started, wait, tries = self.pace.now(), self.pace.poll_s / 10, 0
         while True:
             try:
-                return call()
+                result = call()
             except ProviderError as error:
-                if error.is_refusal or self.pace.now() - started > self.pace.patience_s:
+                is_elsewhere = error.is_unresolved and not self.is_answered
+                if error.is_refusal or is_elsewhere or self.pace.now() - started > self.pace.patience_s:
                     raise
+                tries += 1
+                if tries == QUIET_TRIES:
+                    self.emit("warning", text=f"{error.what} {error.why} It is asked again for an hour.")
                 self.pace.sleep(wait * random.uniform(0.5, 1.0))  # accounts are shared: not all at once
                 wait = min(wait * 2, SLOWEST_POLL_S)
+            else:
+                self.is_answered = True
+                return result
 
 
 def vanished(job_id: str, error: ProviderError) -> ProviderError:

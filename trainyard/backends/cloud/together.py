@@ -15,15 +15,14 @@ from trainyard.backends.cloud.contract import (
     CloudRequest,
     EventPage,
     ProviderAddress,
-    ProviderError,
     ProviderState,
     RemoteEvent,
     RemoteJob,
     UploadedRows,
     drop_missing,
     method_setting,
-    provider_errors,
 )
+from trainyard.backends.cloud.errors import ProviderCalls, ProviderError
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
@@ -52,13 +51,13 @@ class Together:
         import httpx  # the client's HTTP library, whose errors it passes on
         import together  # the client of an extra
 
-        self.errors = (together.TogetherError, httpx.HTTPError)
+        self.calls = ProviderCalls(NAME, (together.TogetherError, httpx.HTTPError), address.keys)
         self.client = together.Together(
             api_key=address.key, base_url=address.base_url or None, max_retries=0, timeout=REQUEST_TIMEOUT_S
         )
 
     def upload(self, path: Path, name: str) -> str:
-        with provider_errors(NAME, "the upload of rows", *self.errors, OSError):
+        with self.calls("the upload of rows", OSError):
             named = path.with_name(name)
             if named != path:
                 named.unlink(missing_ok=True)
@@ -66,21 +65,21 @@ class Together:
             return str(self.client.files.upload(named, purpose="fine-tune", check=False).id)
 
     def create(self, request: CloudRequest, rows: UploadedRows) -> RemoteJob:
-        with provider_errors(NAME, "the submission", *self.errors):
+        with self.calls(f"the submission of {request.model}"):
             return read_job(self.client.fine_tuning.create(**arguments(request, rows)))
 
     def find(self, run_key: str) -> list[RemoteJob]:
-        with provider_errors(NAME, "the list of jobs", *self.errors):
+        with self.calls("the list of jobs"):
             rows = self.client.fine_tuning.list().data
         return [read_job(row) for row in rows if (row.suffix or "").endswith(run_key)]
 
     def read(self, job_id: str) -> RemoteJob:
-        with provider_errors(NAME, f"the state of {job_id}", *self.errors):
+        with self.calls(f"the state of {job_id}"):
             return read_job(self.client.fine_tuning.retrieve(job_id))
 
     def read_events(self, job_id: str, cursor: str) -> EventPage:
         del cursor  # all events are one page
-        with provider_errors(NAME, f"the events of {job_id}", *self.errors):
+        with self.calls(f"the events of {job_id}"):
             rows = self.client.fine_tuning.list_events(job_id).data
             metrics = self.client.fine_tuning.list_metrics(job_id).metrics or []
         events = [RemoteEvent(f"event-{number}", row.message, row.created_at) for number, row in enumerate(rows)]
@@ -91,12 +90,12 @@ class Together:
         return EventPage(events)
 
     def cancel(self, job_id: str) -> None:
-        with provider_errors(NAME, f"the cancellation of {job_id}", *self.errors):
+        with self.calls(f"the cancellation of {job_id}"):
             self.client.fine_tuning.cancel(job_id)
 
     def download(self, job: RemoteJob, folder: Path) -> None:
         archive = folder / "model.tar"
-        with provider_errors(NAME, f"the download of {job.id}", *self.errors, OSError):
+        with self.calls(f"the download of {job.id}", OSError):
             with self.client.fine_tuning.with_streaming_response.content(ft_id=job.id, checkpoint="adapter") as reply:
                 reply.stream_to_file(archive)
             try:

@@ -6,11 +6,13 @@ operator's bucket. The run key is in the display name and in a label, and the li
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from trainyard.backends.cloud.backend import CloudProgram
+from trainyard.backends.cloud.backend import CloudProgram, Regions
 from trainyard.backends.cloud.contract import (
     REQUEST_TIMEOUT_S,
     CloudRequest,
@@ -22,14 +24,28 @@ from trainyard.backends.cloud.contract import (
     UploadedRows,
     drop_missing,
     method_setting,
-    provider_errors,
 )
+from trainyard.backends.cloud.errors import ProviderCalls
 from trainyard.errors import Refused
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
 
-BACKEND = CloudProgram(BackendName.VERTEX)
+LOCATION = "GOOGLE_CLOUD_LOCATION"
+LOCATIONS = frozenset({
+    "africa-south1", "asia-east1", "asia-east2", "asia-northeast1", "asia-northeast2", "asia-northeast3",
+    "asia-south1", "asia-south2", "asia-southeast1", "asia-southeast2", "australia-southeast1",
+    "australia-southeast2", "europe-central2", "europe-north1", "europe-north2", "europe-southwest1", "europe-west1",
+    "europe-west12", "europe-west2", "europe-west3", "europe-west4", "europe-west6", "europe-west8", "europe-west9",
+    "me-central1", "me-central2", "me-west1", "northamerica-northeast1", "northamerica-northeast2",
+    "southamerica-east1", "southamerica-west1", "us-central1", "us-east1", "us-east4", "us-east5", "us-east7",
+    "us-south1", "us-west1", "us-west2", "us-west3", "us-west4", "us-west8",
+})  # fmt: skip
+"""Regions of google-cloud-aiplatform 2.7 (2026-11); tuning jobs have no global one."""
+BACKEND = CloudProgram(
+    BackendName.VERTEX,
+    Regions(LOCATION, lambda: LOCATIONS, "set VERTEX_BASE_URL to https://REGION-aiplatform.googleapis.com"),
+)
 NAME = BACKEND.name.value
 PREFIX = "JOB_STATE_"
 STATES = {
@@ -44,6 +60,17 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 SIZES = {1: "ADAPTER_SIZE_ONE", 2: "ADAPTER_SIZE_TWO", 4: "ADAPTER_SIZE_FOUR", 8: "ADAPTER_SIZE_EIGHT",
          16: "ADAPTER_SIZE_SIXTEEN", 32: "ADAPTER_SIZE_THIRTY_TWO"}  # fmt: skip
 STORE = "https://storage.googleapis.com"
+GOOGLE = ".googleapis.com"
+
+
+class TokenUnavailable(Exception):
+    """No access token came, and one may come later."""
+
+
+class KeyRefused(TokenUnavailable):
+    """The file of an account gives no access token, now and later."""
+
+    status_code = 401
 
 
 class Vertex:
@@ -52,31 +79,45 @@ class Vertex:
     def __init__(self, address: ProviderAddress) -> None:
         import httpx  # the client of every installation
 
-        self.errors = (httpx.HTTPError,)
-        location = address.variable("GOOGLE_CLOUD_LOCATION")
+        self.key, self.has_file = address.key, Path(address.key).is_file()
+        self.calls = ProviderCalls(NAME, (httpx.HTTPError,), () if self.has_file else address.keys)
+        location = self.location = address.variable(LOCATION)
         self.bucket = address.variable("VERTEX_BUCKET")
         self.host = address.base_url or f"https://{location}-aiplatform.googleapis.com"
-        self.store = address.base_url or STORE
+        self.is_google = not address.base_url or urlsplit(address.base_url).netloc.endswith(GOOGLE)
+        self.store = STORE if self.is_google else address.base_url
         self.parent = f"projects/{address.variable('GOOGLE_CLOUD_PROJECT')}/locations/{location}"
-        self.key, self.is_double = address.key, bool(address.base_url)
         self.client = httpx.Client(timeout=REQUEST_TIMEOUT_S)
+        weakref.finalize(self, self.client.close)
 
     def ask(self, what: str, method: str, url: str, **options: Any) -> Any:
         """Send a request once, and return its JSON."""
-        with provider_errors(NAME, what, *self.errors):
+        with self.calls(what, TokenUnavailable):
             reply = self.client.request(method, url, headers={"Authorization": f"Bearer {self.token()}"}, **options)
             reply.raise_for_status()
             return reply.json() if reply.content else {}
 
     def token(self) -> str:
-        """Return an access token of the service account whose file the key names; at another address the key itself."""
-        if self.is_double:
+        """Return an access token of the account whose file the key names; at an address not of Google the key itself.
+
+        Raises `KeyRefused` where Google does not accept the account any more, or the file is none of an account.
+        """
+        if not self.is_google and not self.has_file:
             return self.key
         import google.auth
+        from google.auth.exceptions import GoogleAuthError, TransportError
         from google.auth.transport.requests import Request
 
-        credentials, _ = google.auth.load_credentials_from_file(self.key, scopes=[SCOPE])
-        credentials.refresh(Request())
+        try:
+            with warnings.catch_warnings():  # that a file may be a stranger's: this one is the operator's
+                warnings.simplefilter("ignore", DeprecationWarning)
+                credentials, _ = google.auth.load_credentials_from_file(self.key, scopes=[SCOPE])
+            credentials.refresh(Request())
+        except TransportError as error:
+            raise TokenUnavailable(str(error)) from error
+        except (GoogleAuthError, ValueError) as error:
+            text = error.args[0] if error.args else type(error).__name__
+            raise (TokenUnavailable if getattr(error, "retryable", False) else KeyRefused)(str(text)) from error
         return str(credentials.token)
 
     def upload(self, path: Path, name: str) -> str:
@@ -87,7 +128,8 @@ class Vertex:
 
     def create(self, request: CloudRequest, rows: UploadedRows) -> RemoteJob:
         body = build_body(request, rows)
-        return read_job(self.ask("the submission", "POST", f"{self.host}/v1/{self.parent}/tuningJobs", json=body))
+        what = f"the submission of {request.model} in {self.location}"
+        return read_job(self.ask(what, "POST", f"{self.host}/v1/{self.parent}/tuningJobs", json=body))
 
     def find(self, run_key: str) -> list[RemoteJob]:
         found, token = [], ""

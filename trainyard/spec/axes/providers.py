@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 
+from trainyard.errors import LimitExceeded
+
 MIB = 1 << 20
 
 
@@ -38,6 +40,14 @@ class ProviderFacts:
     """Whether an address that a chain names is called without a key."""
     last_day: date | None = None
     """Day after which it takes no more jobs."""
+
+    def require_file_size(self, size: int) -> None:
+        """Raise `LimitExceeded` (`E-LIMIT`) for a file that the provider does not take."""
+        if size > self.file_bytes:
+            raise LimitExceeded(
+                f"The rows are larger than the {self.file_bytes >> 20:,} MiB that {self.title} takes.",
+                do="Use fewer rows, or another backend.", code="E-LIMIT",
+            )  # fmt: skip
 
 
 PROVIDERS: Mapping[str, ProviderFacts] = {

@@ -1,13 +1,14 @@
 """Storage of repositories in a bucket of S3, Google Cloud Storage or Azure, through `obstore` (the extra `buckets`).
 
-A write is conditional on the service itself (`If-None-Match`, `If-Match`), so that several data workers may share a
-bucket. `obstore` is the client because `stores/objects` speaks to Cloud Storage alone and reads whole objects.
+A write is conditional on the service itself (`If-None-Match`, `If-Match`, a generation at Cloud Storage), so that
+several data workers may share a bucket. `obstore` is the client because `stores/objects` speaks to Cloud Storage alone
+and reads whole objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +44,37 @@ class BucketStorage:
     """`Storage` in a bucket."""
 
     def __init__(self, bucket: Any) -> None:
+        from obstore.store import GCSStore  # an extra
+
         self.bucket, self.locks = bucket, ThreadLocks()
+        self.condition = "version" if isinstance(bucket, GCSStore) else "e_tag"
+        """What a conditional write compares: Cloud Storage has generations."""
 
     def read(self, name: str) -> Record | None:
-        try:
-            result = self.bucket.get(name)
-        except FileNotFoundError:
-            return None
-        return Record(bytes(result.bytes()), str(result.meta["e_tag"]))
+        with bucket_errors(f"The record {name} was not read."):
+            try:
+                result = self.bucket.get(name)
+            except FileNotFoundError:
+                return None
+            return Record(bytes(result.bytes()), str(result.meta[self.condition]))
 
     def write(self, name: str, data: bytes, version: str | None) -> bool:
         from obstore.exceptions import AlreadyExistsError, PreconditionError  # an extra
 
-        try:
-            self.bucket.put(name, data, mode="create" if version is None else {"e_tag": version})
-        except (AlreadyExistsError, PreconditionError):
-            current = self.read(name)  # the acknowledgement of an own write may have been lost
-            return current is not None and current.data == data
-        except FileNotFoundError:  # removed meanwhile
-            return False
+        mode = "create" if version is None else {self.condition: version}
+        with bucket_errors(f"The record {name} was not written."):
+            try:
+                self.bucket.put(name, data, mode=mode)
+            except (AlreadyExistsError, PreconditionError):
+                current = self.read(name)  # the acknowledgement of an own write may have been lost
+                return current is not None and current.data == data
+            except FileNotFoundError as error:
+                if version is None:  # a new name is refused so where there is no bucket
+                    raise Unavailable(
+                        f"The record {name} was not written.", why="The bucket does not exist.",
+                        do="Create it, or correct data_storage.", code="E-OBJECT-STORE",
+                    ) from error  # fmt: skip
+                return False  # removed meanwhile
         return True
 
     def store_file(self, name: str, path: Path) -> bool:
@@ -70,10 +83,11 @@ class BucketStorage:
         try:
             if self.size(name) is not None:
                 return False
-            if path.stat().st_size <= BLOCK_BYTES:
-                self.bucket.put(name, path.read_bytes(), mode="create")
-            else:  # a multipart upload appears whole at its end; equal names have equal content
-                self.bucket.put(name, path, use_multipart=True)
+            with bucket_errors(f"The content {name} was not stored."):
+                if path.stat().st_size <= BLOCK_BYTES:
+                    self.bucket.put(name, path.read_bytes(), mode="create")
+                else:  # a multipart upload appears whole at its end; equal names have equal content
+                    self.bucket.put(name, path, use_multipart=True)
         except (AlreadyExistsError, PreconditionError):
             return False
         finally:
@@ -81,27 +95,48 @@ class BucketStorage:
         return True
 
     def size(self, name: str) -> int | None:
-        try:
-            return int(self.bucket.head(name)["size"])
-        except FileNotFoundError:
-            return None
+        with bucket_errors(f"The size of {name} was not read."):
+            try:
+                return int(self.bucket.head(name)["size"])
+            except FileNotFoundError:
+                return None
 
     def read_range(self, name: str, start: int, end: int) -> Iterator[bytes]:
         while start < end:
-            block = bytes(self.bucket.get_range(name, start=start, end=min(end, start + BLOCK_BYTES)))
+            with bucket_errors(f"The content {name} was not read."):
+                block = bytes(self.bucket.get_range(name, start=start, end=min(end, start + BLOCK_BYTES)))
             start += len(block)
             yield block
 
     def list(self, prefix: str) -> Iterator[StoredFile]:
-        for page in self.bucket.list(prefix):
-            for meta in page:
-                yield StoredFile(meta["path"], meta["size"], meta["last_modified"].timestamp())
+        with bucket_errors(f"The names below {prefix} were not listed."):
+            for page in self.bucket.list(prefix):
+                for meta in page:
+                    yield StoredFile(meta["path"], meta["size"], meta["last_modified"].timestamp())
 
     def delete(self, name: str) -> None:
-        try:
-            self.bucket.delete(name)
-        except FileNotFoundError:
-            return
+        with bucket_errors(f"The content {name} was not removed."):
+            try:
+                self.bucket.delete(name)
+            except FileNotFoundError:
+                return
 
     def locked(self, name: str) -> AbstractContextManager[Any]:
         return self.locks.find(name)
+
+
+@contextmanager
+def bucket_errors(message: str) -> Iterator[None]:
+    """Raise `Unavailable` (`E-OBJECT-STORE`) for errors of the client, but for conditions that do not hold."""
+    from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError  # an extra
+
+    try:
+        yield
+    except (AlreadyExistsError, PreconditionError):
+        raise
+    except BaseError as error:
+        raise Unavailable(
+            message, why=str(error).splitlines()[0][:300],
+            do="Check data_storage, the credentials of the environment and the rights of them in the bucket.",
+            code="E-OBJECT-STORE",
+        ) from error  # fmt: skip

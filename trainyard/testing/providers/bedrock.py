@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 from functools import cache
 from typing import Any
+from xml.sax.saxutils import escape
 
 from trainyard.json_types import JsonObject
-from trainyard.testing.providers.double import KEY, Call, JobDouble, ProviderDouble, Refusal, Reply
+from trainyard.testing.providers.double import EXPIRED_KEY, KEY, Call, JobDouble, ProviderDouble, Refusal, Reply
 
 ARN = "arn:aws:bedrock:us-east-1:123456789012:model-customization-job/"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9\+\-\.])*")
 TIME = "2026-11-28T12:00:00Z"
-MODELS = ("amazon.nova-lite-v1:0", "meta.llama3-1-8b-instruct-v1:0", "meta-llama/Llama-3-8b")
+LLAMA = ("meta.llama3-1-8b-instruct-v1:0", "meta-llama/Llama-3-8b")
+REGIONS = {"us-east-1": ("amazon.nova-lite-v1:0", *LLAMA), "us-west-2": LLAMA, "eu-central-1": ()}
+"""Region -> the models that it customizes."""
+CREDENTIAL = re.compile(r"Credential=([^/]*)/\d+/([^/]+)/")
 HYPERPARAMETERS = {"epochCount", "batchSize", "learningRate", "learningRateWarmupSteps"}
 
 
@@ -32,15 +36,27 @@ class BedrockDouble(ProviderDouble):
     )
     walk = ("InProgress", "InProgress", "Completed")
     failed, canceled = "Failed", "Stopped"
+    storage_code = "QuotaExceeded"
 
     def check_key(self, call: Call) -> None:
-        if f"Credential={KEY}/" not in call.headers.get("authorization", ""):
-            raise Refusal(403, "The security token included in the request is invalid.")
+        match = CREDENTIAL.search(call.headers.get("authorization", ""))
+        if match is not None and match[1] == EXPIRED_KEY:
+            raise Refusal(403, "The security token included in the request is expired", "ExpiredTokenException")
+        if match is None or match[1] != KEY:
+            text = f"The security token of {match[1] if match else ''} included in the request is invalid."
+            raise Refusal(403, text, "UnrecognizedClientException")
 
-    def refuse(self, status: int, message: str) -> Reply:
-        return Reply(status, {"message": message}, {"x-amzn-ErrorType": "ValidationException"})
+    def refuse(self, status: int, message: str, code: str | None = None) -> Reply:
+        code = code or "ValidationException"
+        if self.calls[-1].path.startswith("/rows/"):  # the bucket's
+            text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
+            return Reply(status, text.encode(), {"Content-Type": "application/xml"})
+        return Reply(status, {"message": message}, {"x-amzn-ErrorType": code})
 
     def take_file(self, call: Call, name: str) -> Reply:
+        if len(call.content) > self.file_limit:
+            raise Refusal(400, "Your proposed upload exceeds the maximum allowed size", "EntityTooLarge")
+        self.require_room(call.content)
         self.files[f"s3://rows/{name}"] = call.content
         return Reply(200, "", {"ETag": '"double"'})
 
@@ -49,8 +65,10 @@ class BedrockDouble(ProviderDouble):
         name = body["jobName"]
         if not JOB_NAME.fullmatch(name) or len(name) > 63:
             raise Refusal(400, f"{name!r} is not the name of a job.")
-        if body["baseModelIdentifier"] not in MODELS:
-            raise Refusal(400, f"The model {body['baseModelIdentifier']} cannot be customized.")
+        match = CREDENTIAL.search(call.headers["authorization"])
+        region = match[2] if match is not None else ""
+        if body["baseModelIdentifier"] not in REGIONS.get(region, ()):
+            raise Refusal(400, f"The model {body['baseModelIdentifier']} cannot be customized in {region}.")
         if body["trainingDataConfig"]["s3Uri"] not in self.files:
             raise Refusal(400, "The training data are not in the bucket.")
         if unknown := body.get("hyperParameters", {}).keys() - HYPERPARAMETERS:

@@ -18,6 +18,7 @@ from trainyard.testing.providers.faults import CreateFault, Faults
 
 KEY = "sk-double-of-a-provider"
 """The key that every double accepts."""
+EXPIRED_KEY = "sk-expired-key-of-a-double"
 COST_USD = 1.25
 TOKENS = 123_456
 
@@ -49,9 +50,9 @@ class Reply:
 class Refusal(Exception):
     """An answer that is an error."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.message = status, message
+        self.status, self.message, self.code = status, message, code
 
 
 @dataclass
@@ -86,6 +87,12 @@ class ProviderDouble(LoopbackServer):
     failed, canceled = "failed", "cancelled"
     key_header, key_prefix = "authorization", "Bearer "
     file_limit = 1 << 30
+    storage_limit = 1 << 40
+    """Bytes of all files of the account."""
+    storage_status, storage_code = 403, "storage_quota_exceeded"
+    """The answer to a file that does not fit any more."""
+    models: Sequence[str] = ("meta-llama/Llama-3-8b",)
+    """Models that can be trained here."""
 
     def __init__(self, faults: Faults | None = None, weights: dict[str, bytes] | None = None) -> None:
         super().__init__(DoubleHandler)
@@ -116,7 +123,7 @@ class ProviderDouble(LoopbackServer):
                     return self.create(handler, call) if creates else handler(call, *map(unquote, match.groups()))
             raise Refusal(404, f"There is no route {call.method} {call.path}.")
         except Refusal as refusal:
-            return self.refuse(refusal.status, refusal.message)
+            return self.refuse(refusal.status, refusal.message, refusal.code)
 
     def create(self, handler: Callable[..., Reply], call: Call) -> Reply:
         """Answer a request that creates a job, by the next fault."""
@@ -135,11 +142,13 @@ class ProviderDouble(LoopbackServer):
 
     def check_key(self, call: Call) -> None:
         if call.headers.get(self.key_header, "") != self.key_prefix + KEY:
-            raise Refusal(401, "Incorrect API key provided.")
+            wrong = call.headers.get(self.key_header, "").removeprefix(self.key_prefix)
+            expired = f"The API key {wrong} has expired."
+            raise Refusal(401, expired if wrong == EXPIRED_KEY else f"Incorrect API key provided: {wrong}.")
 
-    def refuse(self, status: int, message: str) -> Reply:
+    def refuse(self, status: int, message: str, code: str | None = None) -> Reply:
         """Return an error as the provider writes it."""
-        return Reply(status, {"error": {"message": message, "type": "invalid_request_error", "code": None}})
+        return Reply(status, {"error": {"message": message, "type": "invalid_request_error", "code": code}})
 
     # Jobs
 
@@ -192,10 +201,21 @@ class ProviderDouble(LoopbackServer):
                 opened.addfile(entry, io.BytesIO(content))
         return archive.getvalue()
 
+    def require_room(self, content: bytes) -> None:
+        """Raise `Refusal` for a file that is more than the account may store."""
+        if sum(map(len, self.files.values())) + len(content) > self.storage_limit:
+            raise Refusal(self.storage_status, "The storage of this account is used up.", self.storage_code)
+
+    def require_model(self, name: str, place: str = "") -> None:
+        """Raise `Refusal` (404) for a model that cannot be trained here."""
+        if name not in self.models:
+            raise Refusal(404, f"The model {name} cannot be fine-tuned{place}.")
+
     def check_rows(self, content: bytes) -> None:
         """Refuse a file that a provider would refuse: too large, no JSON lines, no messages and no pair."""
         if len(content) > self.file_limit:
             raise Refusal(413, "The file is too large.")
+        self.require_room(content)
         for number, line in enumerate(content.splitlines(), 1):
             row = orjson.loads(line)
             pair = {"input", "preferred_output", "non_preferred_output"} <= row.keys()

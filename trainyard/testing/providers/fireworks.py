@@ -71,6 +71,7 @@ class FireworksDouble(ProviderDouble):
         """Store a job under the id that the client chose. Raises `Refusal` (409) for one that is taken."""
         body = validate_body(kind, {**call.json, **call.query})
         name = check_name(str(body.get(id_name, "")))
+        self.require_model(str({**body, **body.get("trainingConfig", {})}.get("baseModel")))
         if name in self.jobs:
             raise Refusal(409, f"The job {name} exists.")
         if str(body["dataset"]).rpartition("/")[2] not in self.files:

@@ -65,7 +65,9 @@ class HfJobsDouble(ProviderDouble, RepositoryServer):
         super().__init__(faults, weights)
         self.RequestHandlerClass = HfHandler
         self.temporary = tempfile.TemporaryDirectory()
-        self.root, self.models = Path(self.temporary.name), {}
+        self.root, self.repositories = Path(self.temporary.name), {}
+        for name in self.models:
+            self.publish(name)
 
     def server_close(self) -> None:
         super().server_close()
@@ -88,7 +90,7 @@ class HfJobsDouble(ProviderDouble, RepositoryServer):
         if not 1 <= body.get("timeoutSeconds", 0) <= 86_400 * 7:
             raise Refusal(400, "A job has a time limit.")
         spec = json.loads(body["environment"]["TRAINYARD_SPEC"])
-        if spec["rows"] not in self.models:
+        if spec["rows"] not in self.repositories:
             raise Refusal(400, f"There is no repository {spec['rows']}.")
         body = {**body, "secrets": sorted(body.get("secrets", {}))}
         return Reply(200, describe(self.add_job(f"job{len(self.jobs):04d}", body)))
@@ -108,7 +110,7 @@ class HfJobsDouble(ProviderDouble, RepositoryServer):
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in self.weights.items():
             (folder / file).write_bytes(content)
-        self.models[name] = folder
+        self.repositories[name] = folder
 
     def send_log(self, call: Call, job_id: str) -> Reply:
         if job_id not in self.jobs:

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from trainyard.json_types import JsonMapping
 from trainyard.testing.loopback import LoopbackHandler, LoopbackServer
+from trainyard.testing.providers.double import EXPIRED_KEY
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 """Head of every repository."""
@@ -35,7 +36,9 @@ class RepositoryServer(LoopbackServer):
     """Repositories of one account, each a folder below `root`."""
 
     root: Path
-    models: dict[str, Path]
+    repositories: dict[str, Path]
+    storage_limit = 1 << 40
+    """Bytes of all repositories."""
 
 
 class RepositoryHandler(LoopbackHandler):
@@ -49,8 +52,11 @@ class RepositoryHandler(LoopbackHandler):
         for route_method, pattern, handler in ROUTES:
             if route_method == method and (match := pattern.fullmatch(path)):
                 is_owner = self.headers.get("Authorization") == f"Bearer {key}"
-                if not is_owner or (match.groups() and match[1] not in self.server.models):
-                    self.refuse(401, "RepoNotFound")
+                if not is_owner:
+                    expired = self.headers.get("Authorization") == f"Bearer {EXPIRED_KEY}"
+                    self.refuse(401, "", "The token has expired." if expired else "Invalid credentials in the header.")
+                elif match.groups() and match[1] not in self.server.repositories:
+                    self.refuse(404, "RepoNotFound", f"There is no repository {match[1]}.")
                 else:
                     getattr(self, handler)(*match.groups())
                 return
@@ -60,18 +66,18 @@ class RepositoryHandler(LoopbackHandler):
         self.send(status, {"error": message}, {"X-Error-Code": code} if code else {})
 
     def list_tree(self, name: str) -> None:
-        files = list_files(self.server.models[name])
+        files = list_files(self.server.repositories[name])
         self.send(200, [
             {"type": "file", "path": path, "size": file.stat().st_size, "oid": hash_content(file)}
             for path, file in files.items()
         ])  # fmt: skip
 
     def inform(self, name: str) -> None:
-        siblings = [{"rfilename": path} for path in list_files(self.server.models[name])]
+        siblings = [{"rfilename": path} for path in list_files(self.server.repositories[name])]
         self.send(200, {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "private": True})
 
     def send_file(self, name: str, file: str) -> None:
-        path = self.server.models[name] / file
+        path = self.server.repositories[name] / file
         if not path.is_file():
             return self.refuse(404, "EntryNotFound")
         return self.send(200, path.read_bytes(), {"X-Repo-Commit": COMMIT, "ETag": f'"{hash_content(path)}"'})
@@ -79,11 +85,12 @@ class RepositoryHandler(LoopbackHandler):
     def create_repository(self) -> None:
         request = json.loads(self.content)
         name = f"{request['organization']}/{request['name']}"
-        if name in self.server.models:
-            return self.refuse(409, "", "You already created this model repo")
+        if name in self.server.repositories:
+            url = f"{self.server.url}/{name}"
+            return self.send(409, {"error": "You already created this model repo", "url": url})
         folder = self.server.root / name
         folder.mkdir(parents=True)
-        self.server.models[name] = folder
+        self.server.repositories[name] = folder
         return self.send(200, {"url": f"{self.server.url}/{name}", "name": name})
 
     def choose_modes(self, name: str) -> None:
@@ -93,14 +100,17 @@ class RepositoryHandler(LoopbackHandler):
         self.send(200, {"files": answers})
 
     def commit(self, name: str) -> None:
+        files = [file for folder in self.server.repositories.values() for file in list_files(folder).values()]
+        if sum(file.stat().st_size for file in files) + len(self.content) > self.server.storage_limit:
+            return self.refuse(403, "", "Private repository storage limit reached.")
         for line in filter(None, self.content.splitlines()):
             entry: JsonMapping = json.loads(line)
             if entry["key"] == "file":
-                path = self.server.models[name] / entry["value"]["path"]
+                path = self.server.repositories[name] / entry["value"]["path"]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(base64.b64decode(entry["value"]["content"]))
         url = f"{self.server.url}/{name}/commit/{COMMIT}"
-        self.send(200, {"success": True, "commitOid": COMMIT, "commitUrl": url})
+        return self.send(200, {"success": True, "commitOid": COMMIT, "commitUrl": url})
 
 
 def list_files(folder: Path) -> dict[str, Path]:

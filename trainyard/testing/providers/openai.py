@@ -26,6 +26,9 @@ class OpenAiDouble(ProviderDouble):
     )
     walk = ("validating_files", "queued", "running", "succeeded")
     file_limit = 512 << 20
+    models = MODELS
+    is_spent = False
+    """Whether the credit of the account is used up."""
 
     def take_file(self, call: Call) -> Reply:
         boundary = call.headers["content-type"].partition("boundary=")[2].encode()
@@ -43,8 +46,9 @@ class OpenAiDouble(ProviderDouble):
         body = validate_body(call.json)
         if body["training_file"] not in self.files:
             raise Refusal(400, f"There is no file {body['training_file']}.")
-        if body["model"] not in MODELS:
-            raise Refusal(404, f"The model {body['model']} does not exist.")
+        self.require_model(body["model"])
+        if self.is_spent:
+            raise Refusal(429, "You exceeded your current quota, please check your plan.", "insufficient_quota")
         if len(body.get("suffix") or "") > SUFFIX_LENGTH:
             raise Refusal(400, f"The suffix is longer than {SUFFIX_LENGTH} characters.")
         return Reply(200, describe(self.add_job(f"ftjob-{len(self.jobs):04d}", body)))

@@ -67,6 +67,7 @@ class TogetherDouble(ProviderDouble):
         })  # fmt: skip
 
     def show_limits(self, call: Call) -> Reply:
+        self.require_model(call.query.get("model_name", ""))
         return Reply(200, LIMITS)
 
     def estimate(self, call: Call) -> Reply:
@@ -75,6 +76,7 @@ class TogetherDouble(ProviderDouble):
 
     def create_job(self, call: Call) -> Reply:
         body = validate_body(call.json)
+        self.require_model(body["model"])
         if body["training_file"] not in self.files:
             raise Refusal(400, f"There is no file {body['training_file']}.")
         if len(body.get("suffix") or "") > SUFFIX_LENGTH:

@@ -116,6 +116,18 @@ def test_an_export_of_an_earlier_port_is_no_foreign_server(monkeypatch: pytest.M
     assert stack.external_api_url(settings()) is None
 
 
+def test_a_foreign_server_stays_one_in_what_is_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://elsewhere:4200/api"
+    for name, value in stack.prefect_environment(settings(), url).items():
+        monkeypatch.setenv(name, value)
+    assert stack.external_api_url(settings()) == stack.api_url(settings()) == url
+    make_record(settings(), "server", "http://127.0.0.1:4217/api")
+    own = stack.prefect_environment(settings(), "http://127.0.0.1:4217/api")
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    assert stack.external_api_url(settings()) is None
+
+
 def test_no_server_says_how_to_get_one() -> None:
     with pytest.raises(Unavailable, match=r"E-NO-SERVER: No Prefect server of the home .* is running\."):
         stack.require_api_url(settings())
