@@ -180,7 +180,7 @@ PROGRAMS: list[tuple[str, Strict]] = [
 
 def test_every_setting_of_a_program_is_in_the_chain_of_its_job() -> None:
     def build_chain(**settings: object) -> object:
-        return chain_of_job(JobSpec.model_validate(LocalTrainingConfig(**settings).body("rows.jsonl"))).model_dump()  # type: ignore[arg-type]
+        return chain_of_job(JobSpec.model_validate(LocalTrainingConfig(**settings).body("rows.jsonl"))).model_dump()
 
     assert {(type(model), *model.model_fields_set) for _, model in PROGRAMS} == {
         (model, field) for model in (TrainingHyperparams, LoraConfig) for field in model.model_fields

@@ -14,11 +14,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-def read_no_trace(request: Request) -> str:
-    """Return the name of a request in the log of a server without traces."""
-    return f"of {request.method} {request.url.path[:200]}"
-
-
 class AnswerFailures:
     """An ASGI app that answers where the one inside fails, and logs the traceback once.
 
@@ -30,7 +25,7 @@ class AnswerFailures:
         app: ASGIApp,
         answer: Callable[[Request, Exception], Response],
         log: logging.Logger,
-        trace: Callable[[Request], str] = read_no_trace,
+        trace: Callable[[Request], str] | None = None,
     ) -> None:
         """`answer` returns the answer in the server's shape, `trace` the id of a request in the log."""
         self.app, self.answer, self.log, self.trace = app, answer, log, trace
@@ -54,6 +49,7 @@ class AnswerFailures:
             if has_begun and not has_ended:
                 raise
             request = Request(scope, receive)
-            self.log.error("trace %s", self.trace(request), exc_info=error)
+            name = f"trace {self.trace(request)}" if self.trace is not None else f"{request.method} failed"
+            self.log.error("%s", name, exc_info=error)
             if not has_begun:
                 await self.answer(request, error)(scope, receive, send)
