@@ -31,6 +31,8 @@ THINGS = (
 )  # fmt: skip
 VERBS = ("clean", "replace", "tighten", "check", "drain", "refill", "loosen", "test", "heat", "cool", "reset")
 MEDIAN_BAR, WORST_BAR = 0.3, 2.0
+SHORT_CHAIN, ONE_EPOCH = "chats", {"epochs": 1} if SHORT else {}
+"""The short form runs the chain with the fewest nodes, for ten steps."""
 
 
 def draw_words(draw: random.Random, count: int) -> str:
@@ -138,7 +140,7 @@ def trainer(stage: Any, **hyper: Any) -> dict[str, Any]:
 def write_chains(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Write the data and return the nodes of each chain."""
     draw = random.Random(7)
-    write_lines(folder / "chats.jsonl", chats(draw, 300))
+    write_lines(folder / "chats.jsonl", chats(draw, size(300, 40)))
     write_lines(folder / "pairs.jsonl", pairs(draw, 120))
     write_lines(folder / "completions.jsonl", completions(draw, 400))
     write_lines(folder / "problems.jsonl", problems(draw, 48))
@@ -153,9 +155,9 @@ def write_chains(folder: Path) -> dict[str, list[dict[str, Any]]]:
     grpo = {"type": "grpo", "rewards": [{"type": "length", "target_tokens": 8}], "max_completion_length": 16}
     rules = [{"type": "ai_generator", "config": {"count": 150}}, {"type": "validator"}]
     code = [{"type": "ai_generator", "config": {"count": 40, "template": "code"}}, {"type": "validator"}]
-    return {  # the first is the short form: the fewest steps
-        "code": [source(repository="tools"), *code, trainer("sft", epochs=size(6, 1))],
-        "chats": [source(path="chats.jsonl"), trainer("sft")],
+    return {
+        "code": [source(repository="tools"), *code, trainer("sft", epochs=6)],
+        "chats": [source(path="chats.jsonl"), trainer("sft", **ONE_EPOCH)],
         "preference": [source(path="pairs.jsonl"), trainer("dpo")],
         "documents": [source(path="manual"), *rules, trainer("sft", epochs=4)],
         "grpo": [source(path="problems.jsonl"), trainer(grpo, epochs=1)],
@@ -175,9 +177,9 @@ def call(folder: Path, *arguments: str) -> Any:
     return json.loads(ran.stdout)
 
 
-def plan_trainer(folder: Path, name: str) -> dict[str, Any]:
+def plan_trainer(folder: Path, name: str, *options: str) -> dict[str, Any]:
     """Return the plan of a chain's trainer."""
-    node: dict[str, Any] = next(n for n in call(folder, "plan", name)["nodes"] if n["type"] == "trainer")
+    node: dict[str, Any] = next(n for n in call(folder, "plan", name, *options)["nodes"] if n["type"] == "trainer")
     return node
 
 
@@ -225,8 +227,7 @@ def compare(folder: Path, name: str, nodes: list[dict[str, Any]]) -> Compared:
     file.write_text(json.dumps({"name": f"estimate-{name}", "nodes": nodes}), encoding="utf-8")
     planned = plan_trainer(folder, file.name)
     if planned["estimate"]["seconds"] is None:  # the first training of its kind on this machine
-        call(folder, "plan", file.name, "--measure")
-        planned = plan_trainer(folder, file.name)
+        planned = plan_trainer(folder, file.name, "--measure")
     result = call(folder, "run", file.name, "--watch", "--yes", "--refresh")
     ended = next(node for node in result["nodes"] if node["id"] == "trainer")
     facts = ended["facts"]
@@ -247,8 +248,8 @@ def main() -> None:
         subprocess.run([PROGRAM, "up"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
         try:
             rows = []
-            for name, nodes in list(chains.items())[: size(len(chains), 1)]:
-                rows.append(compare(folder, name, nodes))
+            for name in [SHORT_CHAIN] if SHORT else chains:
+                rows.append(compare(folder, name, chains[name]))
                 print(rows[-1], f"load {os.getloadavg()[0]:.1f}", flush=True)
         finally:
             subprocess.run([PROGRAM, "down"], cwd=folder, check=False, stdout=subprocess.DEVNULL)

@@ -13,7 +13,7 @@ from threading import Event, Thread
 from trainyard.compute.services import free_port
 from trainyard.stores.live.job_index import JobIndex
 
-START_S = 60.0
+START_S = 240.0
 # Workers of one test run search different ranges for a free port, or two of them take the same one.
 FIRST_PORT = 20_000
 PORTS_PER_WORKER = 200

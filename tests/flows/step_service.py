@@ -20,7 +20,8 @@ METHOD = {"type": "lora", "rank": 8, "alpha": 32.0, "dropout": 0.0, "target_modu
 def open_step_session(home: Path, model: Path) -> AbstractContextManager[HostedSession]:
     """The step session for METHOD on a model, as the wire looks for it."""
     settings_of_service = load_settings(home=home, threads=1)
-    return host_session(settings_of_service, make_record(model, name="tinker-r8-am", method=METHOD))
+    # On a busy machine a test of the module takes longer than the two minutes after which a session ends by itself.
+    return host_session(settings_of_service, make_record(model, name="tinker-r8-am", method=METHOD, idle_s=3600))
 
 
 @contextmanager

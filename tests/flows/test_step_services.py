@@ -14,7 +14,7 @@ import pytest
 
 from tests.flows.chain_runs import complete_nodes, fill_working_folder, read_record, twice
 from tests.flows.step_service import METHOD, open_step_session, serving_steps
-from tests.small_jobs import Jobs, Ran, train_as_child
+from tests.small_jobs import Jobs, Ran, train_as_child, train_here
 from trainyard.app.run_records import NodeState
 from trainyard.backends.job import TrainingJob, find_step_service
 from trainyard.backends.results import TrainingStopped
@@ -28,6 +28,8 @@ pytest.importorskip("tinker")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 HYPER = {"max_steps": 8, "batch_size": 4, "learning_rate": 5e-3, "max_length": 64, "save_steps": 3}
 CLOSE = 1e-5
+DEPLOYED = ({"type": "evaluator"}, {"type": "deployer", "config": {"role": "tinker", "few_rows": "allow"}})
+"""What follows the trainer at the service; flows/test_nodes.py has it for the native engine."""
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +65,12 @@ def test_a_chain_at_a_service_ends_as_on_the_native_engine(
             {"type": "data_source", "config": {"path": "rows.jsonl"}},
             {"type": "validator", "config": {"holdout": {"documents": 0.2}}},
             {"type": "trainer", "config": trainer},
-            {"type": "evaluator"},
-            {"type": "deployer", "config": {"role": backend, "few_rows": "allow"}},
+            *(DEPLOYED if backend == "tinker" else ()),
         )
         assert {node.state for node in result.nodes} <= {NodeState.COMPLETED, NodeState.REUSED}
         assert result.node("trainer").state is NodeState.COMPLETED
         records[backend] = read_record(result)
-        version = AdapterRegistry(settings().adapters).show(f"default/{backend}")
-        assert version.name == f"default/{backend}/v1"
+    assert AdapterRegistry(settings().adapters).show("default/tinker").name == "default/tinker/v1"
     native, remote = ([point[1] for point in records[name]["losses"]] for name in ("native", "tinker"))
     assert native == pytest.approx(remote, abs=CLOSE)
     found = [[point["loss"] for point in records[name]["evaluation"]["found"]] for name in ("native", "tinker")]
@@ -99,16 +99,16 @@ def losses_of(ran: Ran) -> list[float]:
 @pytest.mark.usefixtures("key")
 @pytest.mark.parametrize("stage", STAGES)
 def test_losses_are_those_of_the_native_engine(stage: str, jobs: Jobs, tmp_path: Path) -> None:
-    native, remote = (
-        train_as_child(job_at(jobs, backend, stage), tmp_path / backend) for backend in ("native", "tinker")
-    )
+    native = train_here(job_at(jobs, "native", stage), tmp_path / "native")
+    remote = train_as_child(job_at(jobs, "tinker", stage), tmp_path / "tinker")
     assert losses_of(native) == pytest.approx(losses_of(remote), abs=CLOSE)
 
 
 @pytest.mark.usefixtures("key")
 def test_a_paused_and_a_killed_training_go_on_from_the_state_at_the_service(jobs: Jobs, tmp_path: Path) -> None:
-    job = job_at(jobs, "tinker", hyperparameters={"max_steps": 9, "save_steps": 3})
-    whole = train_as_child(job, tmp_path / "whole")
+    hyper = {"max_steps": 9, "save_steps": 3}
+    job = job_at(jobs, "tinker", hyperparameters=hyper)
+    whole = train_here(job_at(jobs, "native", hyperparameters=hyper), tmp_path / "whole")
     folder, state = tmp_path / "twice", [DesiredState.RUN]
 
     def pause(event: dict[str, Any]) -> None:

@@ -33,7 +33,8 @@ MAX_CONNECTIONS = 512
 HEAD_S = 10.0
 BODY_S = 60.0
 REST_S = 5.0
-"""How long the rest of a body may take to arrive that was answered before its end."""
+"""How long nothing may arrive of the rest of a body that was answered before its end; the whole rest has `BODY_S`. Many
+clients read an answer only after they have sent their body: one that is closed before reads a reset instead."""
 IDLE_S = 75
 """How long a kept connection may be idle. Clients keep one for less (httpx 5 s, aiohttp 15 s), so that none sends its
 request while the server closes the connection, which only a request that may be sent twice survives."""
@@ -155,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """Whether a whole head has come and its message has not ended."""
     framing_bytes = 0
     """What has arrived since the head, less the body's own bytes."""
-    body_bytes = 0
+    body_bytes = rest_bytes = 0
     seen: object = None
     """The request of the phase."""
     deadline: asyncio.TimerHandle | None = None
@@ -180,7 +181,8 @@ class BoundedProtocol(HttpToolsProtocol):
         has_begun = phase != self.phase or self.cycle is not self.seen
         if has_begun:
             self.enter(phase)
-        if (phase == "head" or (phase == "answer" and not has_begun)) and not self.transport.is_closing():
+        counts = phase == "head" and not was_in_body  # the last bytes of an answered body are of no head
+        if (counts or (phase == "answer" and not has_begun)) and not self.transport.is_closing():
             self.head_bytes += len(data)
             if self.head_bytes > MAX_HEAD_BYTES:
                 self.refuse_head(phase)
@@ -250,6 +252,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def enter(self, phase: Phase) -> None:
         """Start a phase, and its deadline."""
         self.phase, self.since, self.head_bytes, self.seen = phase, self.loop.time(), 0, self.cycle
+        self.rest_bytes = self.body_bytes
         if self.deadline is not None:
             self.deadline.cancel()
         allowed_s = {"head": HEAD_S, "body": BODY_S, "rest": REST_S}.get(phase)
@@ -258,6 +261,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def expire(self) -> None:
         """Close the connection of a client that is too slow; one that has its answer is idle, and uvicorn's concern."""
         if self.phase_now() == self.phase and not self.transport.is_closing():
+            if self.phase == "rest" and self.body_bytes > self.rest_bytes and self.loop.time() < self.since + BODY_S:
+                self.rest_bytes = self.body_bytes
+                self.deadline = self.loop.call_later(REST_S, self.expire)
+                return
             if self.cycle is None or not self.cycle.response_started:
                 self.transport.write(LATE)
             self.transport.close()

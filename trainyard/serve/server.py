@@ -10,6 +10,7 @@ one request at a time: it exists so that a chain works without a GPU, a hub or a
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import warnings
@@ -31,6 +32,7 @@ from trainyard.json_types import JsonObject
 from trainyard.serve import protocol
 from trainyard.serve.answers import Answers
 from trainyard.serve.base_sources import WIDTHS, BaseSources, find_bases, require_room
+from trainyard.serve.failures import AnswerFailures
 from trainyard.serve.inference import ModelRunner, Worker
 from trainyard.serve.listening import (
     AnnouncedServer,
@@ -44,6 +46,7 @@ from trainyard.serve.protocol import Alias, ApiError, from_trainyard, read_reque
 from trainyard.serve.served import ServedBase, ServedModels
 from trainyard.settings import settings
 
+LOG = logging.getLogger("trainyard.serve")
 MAX_TOKENS = 4096
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in WIDTHS}
 
@@ -52,6 +55,7 @@ def build_app(served: ServedModels, answers: Answers, *, token: str | None, host
     """Return the HTTP application over an engine that is already loaded."""
     app = FastAPI(title="Trainyard model server", docs_url=None, redoc_url=None, openapi_url=None)
     # A page in a browser may point its own name at 127.0.0.1; it cannot choose the Host header.
+    app.add_middleware(AnswerFailures, answer=answer_crash, log=LOG)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
 
     @app.exception_handler(ApiError)
@@ -71,13 +75,13 @@ def build_app(served: ServedModels, answers: Answers, *, token: str | None, host
         unknown = ApiError(status, f"{request.method} {request.url.path} is not served here.", "NotFoundError")
         return JSONResponse(unknown.body(), status_code=status)
 
-    @app.exception_handler(Exception)
-    async def answer_crash(request: Request, error: Exception) -> Response:
-        crash = ApiError(500, f"The server failed: {type(error).__name__}. Its log has more.", "InternalServerError")
-        return JSONResponse(crash.body(), status_code=500)
-
     add_routes(app, served, answers, Depends(bearer_check(token)))
     return app
+
+
+def answer_crash(request: Request, error: Exception) -> Response:
+    crash = ApiError(500, f"The server failed: {type(error).__name__}. Its log has more.", "InternalServerError")
+    return JSONResponse(crash.body(), status_code=500)
 
 
 def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised: Any) -> None:

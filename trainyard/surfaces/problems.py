@@ -92,6 +92,13 @@ def error_kind(error: TrainyardError) -> str:
     return next(class_.__name__ for class_ in type(error).__mro__ if class_.__module__ == TrainyardError.__module__)
 
 
+def describe_bug(error: Exception, trace: str) -> TrainyardError:
+    """Return the error that a caller gets for an exception that nothing handles: its kind, and where the log has it."""
+    return TrainyardError(
+        f"The service failed: {type(error).__name__}.", do=f"Its log has the traceback, by trace {trace}.", code="E-BUG"
+    )
+
+
 def build_problem(
     error: TrainyardError, trace: str = "", fields: Sequence[FieldProblem] = (), status: int = 0
 ) -> ProblemDocument:

@@ -155,3 +155,54 @@ async def test_a_connection_that_closes_has_sent_what_was_written() -> None:
         assert body == b"a" * 200_000 + b"b" * 100_000
         writer.close()
         await writer.wait_closed()
+
+
+LENGTH = 1 << 20
+POST = f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {LENGTH}\r\n\r\n".encode()
+
+
+async def refuse_early(scope: Scope, _receive: Receive, send: Send) -> None:
+    """Answer without reading the body."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 500, "headers": [(b"content-length", b"1")]})
+        await send({"type": "http.response.body", "body": b"a"})
+
+
+async def test_the_rest_of_an_answered_body_may_come_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that reads nothing before it has sent its body gets the answer, and its connection goes on."""
+    monkeypatch.setattr(listening, "REST_S", 0.4)
+    async with running_server(refuse_early) as (_, address), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(POST)
+        for _ in range(8):
+            await asyncio.sleep(0.15)
+            writer.write(bytes(LENGTH // 8))
+            await writer.drain()
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).count(b"HTTP/1.1 500") == 2
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_the_rest_of_an_answered_body_has_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "REST_S", 0.2)
+    async with running_server(refuse_early) as (_, address), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(POST + b"abc")
+        assert (await reader.read()).count(b"HTTP/1.1 500") == 1
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_the_rest_of_an_answered_body_has_a_minute_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "REST_S", 0.2)
+    monkeypatch.setattr(listening, "BODY_S", 0.5)
+    async with running_server(refuse_early) as (_, address), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(POST)
+        reading = asyncio.create_task(reader.read())
+        while not reading.done():
+            writer.write(b"a")
+            await asyncio.sleep(0.1)
+        assert (await reading).count(b"HTTP/1.1 500") == 1
+        writer.close()

@@ -94,6 +94,6 @@ def copy_config(config: uvicorn.Config, **changed: object) -> uvicorn.Config:
     """Return a configuration of uvicorn for the same application."""
     names = (
         "app", "host", "port", "http", "ws", "log_level", "access_log", "timeout_keep_alive",
-        "timeout_graceful_shutdown", "ws_ping_interval", "ws_ping_timeout", "proxy_headers",
+        "timeout_graceful_shutdown", "ws_ping_interval", "ws_ping_timeout", "proxy_headers", "server_header",
     )  # fmt: skip
     return uvicorn.Config(**{**{name: getattr(config, name) for name in names}, **changed})

@@ -45,6 +45,7 @@ from trainyard.app.access.limits import (
 from trainyard.app.context import Caller
 from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError
 from trainyard.json_types import JsonObject
+from trainyard.serve.failures import AnswerFailures
 from trainyard.stores.secret_files import CODE_PREFIX, LOGIN_S, forgery_token
 from trainyard.surfaces.access.authentication import Authenticator
 from trainyard.surfaces.bodies import (
@@ -58,7 +59,7 @@ from trainyard.surfaces.bodies import (
     read_trace_id,
 )
 from trainyard.surfaces.openai.prefix import takes_files
-from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem
+from trainyard.surfaces.problems import MEDIA_TYPE, answer_problem, describe_bug
 
 MAX_LOGIN_BYTES = 4 << 10
 BODY_S = 5.0
@@ -303,6 +304,12 @@ def build_refusal(error: TrainyardError, scope: Scope, status: int = 0) -> Respo
     return answer_problem(error, read_trace_id(Request(scope)), status=status)
 
 
+def answer_bug(request: Request, error: Exception) -> Response:
+    """Return the problem document about an exception of the entrance itself, such as a file of tokens on a bad disk."""
+    trace = read_trace_id(request)
+    return answer_problem(describe_bug(error, trace), trace)
+
+
 def build_problem_body(refusal: Refusal) -> RefusalBody:
     """Return a refusal of the guard as the service words its own."""
     answer = answer_problem(InvalidInput(refusal.text, code=refusal.code), status=refusal.status)
@@ -316,7 +323,7 @@ def protect(
     settings = authenticator.settings
     entrance = Entrance(app, authenticator, CallerRates(settings.api_requests_per_s))
     return Guard(
-        entrance, (*settings.api_origins, *origins), build_problem_body,
+        AnswerFailures(entrance, answer_bug, LOG, read_trace_id), (*settings.api_origins, *origins), build_problem_body,
         names=(*settings.api_hosts, *names), types=(JSON_TYPE, TENSORS_TYPE, FILE_TYPE, PROTOBUF_TYPE),
         headers=API_HEADERS,
         takes_forms=takes_files,

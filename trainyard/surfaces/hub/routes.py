@@ -24,6 +24,7 @@ from trainyard.app.access.limits import MOST_OF_CALLER, MOST_OF_CALLERS, CallerR
 from trainyard.app.context import Caller, Context
 from trainyard.callbacks import ignore
 from trainyard.errors import Denied, InvalidInput, TrainyardError
+from trainyard.serve.failures import AnswerFailures
 from trainyard.stores.repositories.repository import Repositories
 from trainyard.stores.repositories.storage import Staging
 from trainyard.surfaces.access.authentication import Authenticator
@@ -34,13 +35,14 @@ from trainyard.surfaces.hub.replies import HubRefusal, reply_error, reply_json
 from trainyard.surfaces.hub.requests import FORM, Call, decode, read_body, split_path
 from trainyard.surfaces.hub.uploads import LFS_TYPE, UploadRoutes
 from trainyard.surfaces.hub.writing import WritingRoutes
+from trainyard.surfaces.problems import describe_bug
 
 LOG = logging.getLogger("trainyard.hub")
 REPO, WORD, REST, KIND = r"([^/]+/[^/]+)", r"([^/]+)", r"(.+)", r"(models|datasets|spaces)"
 API = rf"/api/{KIND}/{REPO}"
 TYPES = (JSON_TYPE, LFS_TYPE, "application/x-ndjson", FORM, "application/octet-stream", "")
 """Of bodies. A file is sent without a type. No cookie counts here, so that no page of a browser is a caller."""
-SURFACE = "hub"
+SURFACE, REQUEST_ID = "hub", "x-request-id"
 
 
 class HubRoute(NamedTuple):
@@ -87,10 +89,7 @@ class HubApp:
             response = await self.answer(request)
         except TrainyardError as error:
             response = reply_error(error)
-        except Exception as error:  # the boundary of a server: the log has the traceback
-            LOG.error("trace %s", read_trace_id(request), exc_info=error)
-            response = reply_error(TrainyardError("The data worker failed.", do="See its log.", code="E-BUG"))
-        await response(scope, receive, send)
+        await identify(response, request)(scope, receive, send)
 
     async def answer(self, request: Request) -> Response:
         """Return the answer. Raises what refuses the request."""
@@ -213,6 +212,16 @@ def xet_refusal(path: str) -> InvalidInput | None:
     )  # fmt: skip
 
 
+def identify(response: Response, request: Request) -> Response:
+    """Return the response with the id of its request, which clients of the Hub print with an error."""
+    response.headers[REQUEST_ID] = read_trace_id(request)
+    return response
+
+
+def answer_bug(request: Request, error: Exception) -> Response:
+    return identify(reply_error(describe_bug(error, read_trace_id(request))), request)
+
+
 def word_refusal(refusal: Refusal) -> RefusalBody:
     """Return a refusal of the guard in the Hub's shape."""
     response = reply_error(InvalidInput(refusal.text, code=refusal.code))
@@ -221,4 +230,5 @@ def word_refusal(refusal: Refusal) -> RefusalBody:
 
 def guard_app(app: ASGIApp, origins: tuple[str, ...], names: tuple[str, ...]) -> Guard:
     """Return the application behind the checks of Host, Origin and types."""
-    return Guard(app, origins, word_refusal, names=names, types=TYPES)
+    answered = AnswerFailures(app, answer_bug, LOG, read_trace_id)
+    return Guard(answered, origins, word_refusal, names=names, types=TYPES)

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -26,6 +27,7 @@ from trainyard.app.tenant_view import hide_places, hide_places_in_json, is_stran
 from trainyard.callbacks import call_now, ignore
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
+from trainyard.serve.failures import AnswerFailures
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import (
     MAX_BODY_BYTES,
@@ -40,6 +42,7 @@ from trainyard.surfaces.openai import completions, events, files, jobs, models, 
 from trainyard.surfaces.openai.calls import WireCall
 from trainyard.surfaces.openai.errors import WireError, translate_error, unknown_parameter, unknown_url
 from trainyard.surfaces.openai.prefix import FORM_TYPE, REQUEST_ID
+from trainyard.surfaces.problems import describe_bug
 from trainyard.surfaces.spool import receive_body
 from trainyard.tracing import span
 
@@ -126,9 +129,14 @@ def build_wire(settings: Settings, authenticate: Authenticate, confined: Confine
         return identify(unknown_url(request.method, path).response(), request)
 
     routes = [Route(row.path, endpoint(row, parts), methods=[row.method]) for row in ROUTES]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: answer_unknown})
+    failures = Middleware(AnswerFailures, answer=answer_bug, log=LOG, trace=read_trace_id)
+    app = Starlette(routes=routes, middleware=[failures], exception_handlers={HTTPException: answer_unknown})
     app.router.redirect_slashes = False
     return app
+
+
+def answer_bug(request: Request, error: Exception) -> Response:
+    return identify(translate_error(describe_bug(error, read_trace_id(request))).response(), request)
 
 
 def endpoint(row: WireRoute, parts: WireParts) -> Callable[[Request], Awaitable[Response]]:
@@ -149,9 +157,6 @@ def endpoint(row: WireRoute, parts: WireParts) -> Callable[[Request], Awaitable[
             response = error.response()
         except TrainyardError as error:
             response = translate_error(error).response()
-        except Exception as error:  # boundary: the client gets an error of the wire, the log the traceback
-            LOG.error("trace %s", read_trace_id(request), exc_info=error)
-            response = WireError(500, f"The service failed: {type(error).__name__}.", code="E-BUG").response()
         return identify(hide_machine(response, request, parts.settings), request)
 
     async def answer_within(request: Request, context: Context, stack: AsyncExitStack) -> Response:

@@ -31,16 +31,26 @@ from trainyard.app.context import ConfinedCalls
 from trainyard.app.live.service_threads import WorkerWatch
 from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.operations.table import API
+from trainyard.serve.failures import AnswerFailures
 from trainyard.settings import Settings
 from trainyard.surfaces.bodies import read_trace_id
 from trainyard.surfaces.mcp.server import HttpApp
 from trainyard.surfaces.openai.app import build_wire
 from trainyard.surfaces.openai.prefix import PREFIX
-from trainyard.surfaces.problems import answer_problem
+from trainyard.surfaces.problems import answer_problem, describe_bug
 from trainyard.surfaces.rest.measured import ApiMetrics, MeasuredRequests, read_gpus, read_jobs, read_trainings
 from trainyard.surfaces.rest.openapi import openapi_document
 from trainyard.surfaces.rest.replays import Replays
-from trainyard.surfaces.rest.routes import PLAIN_PATHS, ApiParts, Authenticate, add_operations, answer_refusal
+from trainyard.surfaces.rest.routes import (
+    PLAIN_PATHS,
+    TRACE_HEADER,
+    ApiParts,
+    Authenticate,
+    add_operations,
+    answer_refusal,
+)
+from trainyard.surfaces.tinker.routes import PREFIX as TINKER
+from trainyard.surfaces.tinker.routes import problem as tinker_problem
 from trainyard.surfaces.tinker.routes import tinker_routes
 
 FOLDER = Path(__file__).parents[1] / "web"
@@ -99,7 +109,8 @@ def build_app(settings: Settings, authenticate: Authenticate, confined: Confined
     document: dict[str, object] = {}
     workers = WorkerWatch(settings)
     measured = ApiMetrics((partial(read_jobs, settings), partial(read_trainings, settings), read_gpus))
-    app.add_middleware(MeasuredRequests, metrics=measured)
+    app.add_middleware(AnswerFailures, answer=answer_bug, log=LOG, trace=read_trace_id)
+    app.add_middleware(MeasuredRequests, metrics=measured)  # around it, so that failures are counted
 
     @app.get("/health")
     async def health() -> Response:
@@ -154,13 +165,11 @@ def add_error_answers(app: FastAPI) -> None:
         refused = NotFound(f"There is nothing at {path}.", do="See /api/v1/openapi.json.", code="E-NOT-FOUND")
         return answer_problem(refused, read_trace_id(request))
 
-    @app.exception_handler(Exception)
-    async def answer_bug(request: Request, error: Exception) -> Response:
-        trace = read_trace_id(request)
-        LOG.error("trace %s", trace, exc_info=error)
-        bug = TrainyardError(
-            f"The service failed: {type(error).__name__}.",
-            do=f"Its log has the traceback, by trace {trace}.",
-            code="E-BUG",
-        )
-        return answer_problem(bug, trace)
+
+def answer_bug(request: Request, error: Exception) -> Response:
+    """Return the answer to an exception that nothing handles, in the shape of the surface that the path belongs to."""
+    trace = read_trace_id(request)
+    bug = describe_bug(error, trace)
+    answer = tinker_problem(bug) if request.url.path.startswith(f"{TINKER}/") else answer_problem(bug, trace)
+    answer.headers[TRACE_HEADER] = trace
+    return answer
