@@ -26,26 +26,26 @@ NAME = r"^[a-z][a-z0-9-]{1,40}$"
 SpotPolicy = Literal["spot", "on-demand", "auto"]
 
 
-class Body(BaseModel):
+class DstackBody(BaseModel):
     """Base of bodies and of their parts."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Count(Body):
+class Count(DstackBody):
     min: int
     max: int
 
 
-class Gpu(Body):
+class Gpu(DstackBody):
     count: Count
 
 
-class Resources(Body):
+class DstackResources(DstackBody):
     gpu: Gpu
 
 
-class TaskConfiguration(Body):
+class TaskConfiguration(DstackBody):
     """A task, with the limits of a profile."""
 
     type: Literal["task"]
@@ -53,7 +53,7 @@ class TaskConfiguration(Body):
     python: Literal["3.10", "3.11", "3.12", "3.13"] | None = None
     commands: list[str] = Field(min_length=1)
     env: dict[str, str] = {}
-    resources: Resources
+    resources: DstackResources
     spot_policy: SpotPolicy | None = None
     fleets: list[str] | None = None
     backends: list[str] | None = None
@@ -66,12 +66,12 @@ class TaskConfiguration(Body):
     retry: bool | None = None
 
 
-class RunSpec(Body):
+class RunSpec(DstackBody):
     run_name: str | None = Field(None, pattern=NAME)
     configuration: TaskConfiguration
 
 
-class PlanBody(Body):
+class PlanBody(DstackBody):
     """Body of `runs/get_plan`."""
 
     run_spec: RunSpec
@@ -79,23 +79,23 @@ class PlanBody(Body):
     for_offers_only: bool = False
 
 
-class RunPlan(Body):
+class RunPlan(DstackBody):
     run_spec: RunSpec
 
 
-class ApplyRun(Body):
+class ApplyRun(DstackBody):
     """Body of `runs/apply`."""
 
     plan: RunPlan
     force: bool
 
 
-class Nodes(Body):
+class Nodes(DstackBody):
     min: int = 0
     max: int | None = None
 
 
-class FleetConfiguration(Body):
+class FleetConfiguration(DstackBody):
     type: Literal["fleet"]
     name: str = Field(pattern=NAME)
     nodes: Nodes
@@ -104,42 +104,42 @@ class FleetConfiguration(Body):
     spot_policy: SpotPolicy | None = None
 
 
-class FleetSpec(Body):
+class FleetSpec(DstackBody):
     configuration: FleetConfiguration
     profile: dict[str, Any]
 
 
-class FleetPlan(Body):
+class FleetPlan(DstackBody):
     spec: FleetSpec
 
 
-class ApplyFleet(Body):
+class ApplyFleet(DstackBody):
     """Body of `fleets/apply`."""
 
     plan: FleetPlan
     force: bool
 
 
-class RunName(Body):
+class RunName(DstackBody):
     run_name: str
 
 
-class FleetName(Body):
+class FleetName(DstackBody):
     name: str
 
 
-class Names(Body):
+class Names(DstackBody):
     names: list[str]
 
 
-class StopBody(Body):
+class StopBody(DstackBody):
     """Body of `runs/stop`."""
 
     runs_names: list[str]
     abort: bool
 
 
-class ListRuns(Body):
+class ListRuns(DstackBody):
     """Body of `/api/runs/list`."""
 
     project_name: str | None = None
@@ -149,9 +149,9 @@ class ListRuns(Body):
     prev_run_id: str | None = None
 
 
-BODIES: dict[str, type[Body]] = {
+BODIES: dict[str, type[DstackBody]] = {
     "runs/get_plan": PlanBody, "runs/apply": ApplyRun, "runs/get": RunName, "runs/stop": StopBody,
-    "runs/list": ListRuns, "fleets/apply": ApplyFleet, "fleets/get": FleetName, "fleets/list": Body,
+    "runs/list": ListRuns, "fleets/apply": ApplyFleet, "fleets/get": FleetName, "fleets/list": DstackBody,
     "fleets/delete": Names,
 }  # fmt: skip
 
@@ -175,6 +175,7 @@ class DstackDouble(RentAccount):
     reads: ClassVar[frozenset[str]] = frozenset({"get", "list", "get_plan"})
 
     key: str = "dstack-token"
+    stops_s: float = STOPS_S
     project: str = PROJECT
     offers: list[dict[str, Any]] = field(default_factory=list)
     fleets: dict[str, FleetSpec] = field(default_factory=dict)
@@ -236,7 +237,7 @@ class DstackDouble(RentAccount):
             task = Task(" && ".join(configuration.commands), configuration.env)
             run.machine = self.add_machine(name, configuration, offer["backend"], price, task)
             if configuration.max_duration is not None:
-                run.machine.ends = self.now + STARTS_S + configuration.max_duration + STOPS_S
+                run.machine.ends = run.machine.created + STARTS_S + configuration.max_duration + self.stops_s
         return (0, None) if self.faults.lose_create_reply else (200, self.describe_run(run))
 
     def choose(self, configuration: TaskConfiguration) -> dict[str, Any] | None:
@@ -267,9 +268,10 @@ class DstackDouble(RentAccount):
             run = self.runs.get(name)
             if run is None or self.is_finished(run) or run.ends is not None:
                 continue
-            run.ends, run.reason = self.now + STOPS_S, "terminated_by_user"
+            run.ends, run.reason = self.now + self.stops_s, "terminated_by_user"
             if run.machine is not None and run.machine.ended is None:
                 run.machine.ends = min(run.ends, run.machine.ends or run.ends)
+                self.end_due()
         return 200, None
 
     def is_finished(self, run: Run) -> bool:
@@ -302,7 +304,7 @@ class DstackDouble(RentAccount):
             return refuse("Resource not found", "resource_not_exists")
         return 200, self.describe_fleet(body.name)
 
-    def fleets_list(self, _body: Body) -> Answer:
+    def fleets_list(self, _body: DstackBody) -> Answer:
         return 200, [self.describe_fleet(name) for name in self.fleets]
 
     def fleets_delete(self, body: Names) -> Answer:
@@ -315,12 +317,19 @@ class DstackDouble(RentAccount):
 
     def describe_fleet(self, name: str) -> dict[str, Any]:
         instances = [
-            {"id": machine.id, "project_name": self.project, "backend": machine.provider, "name": f"{name}-0",
-             "status": "busy", "instance_num": 0, "created": write_time(machine.created), "price": machine.price}
-            for machine in self.visible() if machine.name == name
+            {"id": machine.id, "project_name": self.project, "name": f"{name}-0", "instance_num": 0,
+             "created": write_time(self.runs[name].submitted), **self.describe_purchase(machine)}
+            for machine in self.machines if machine.name == name and machine.ended is None
         ]  # fmt: skip
         return {"id": f"fleet-{name}", "name": name, "project_name": self.project, "status": "active",
                 "spec": self.fleets[name].model_dump(), "instances": instances}  # fmt: skip
+
+    def describe_purchase(self, machine: Machine) -> dict[str, Any]:
+        """Return the fields that an instance has once its machine is bought; before, its row is there and empty."""
+        if self.now < machine.created:
+            return {"status": "pending", "backend": None, "price": None}
+        created = write_time(machine.created)
+        return {"status": "busy", "backend": machine.provider, "price": machine.price, "created": created}
 
 
 def refuse(message: str, code: str = "error") -> Answer:

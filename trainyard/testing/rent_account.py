@@ -86,6 +86,8 @@ class RentAccount(ABC):
     now: float = 1_795_000_000.0
     faults: RentFaults = field(default_factory=RentFaults)
     machines: list[Machine] = field(default_factory=list)
+    stops_s: float = 0.0
+    """Seconds that a machine takes to end, during which it costs money."""
     creates: int = 0
     """Orders that arrived."""
     paths: list[str] = field(default_factory=list)
@@ -109,7 +111,7 @@ class RentAccount(ABC):
     def running(self) -> list[Machine]:
         """Return the machines that cost money now."""
         self.end_due()
-        return [machine for machine in self.machines if machine.ended is None]
+        return [machine for machine in self.machines if machine.ended is None and machine.created <= self.now]
 
     def visible(self) -> list[Machine]:
         return [machine for machine in self.running() if self.now >= machine.visible_from]
@@ -123,14 +125,15 @@ class RentAccount(ABC):
                 self.end(machine, ends)
 
     def end(self, machine: Machine, when: float) -> None:
-        machine.ended = when
+        machine.ended = max(when, machine.created)
         if self.end_task is not None:
             self.end_task(machine)
 
     def add_machine(self, name: str, order: Any, provider: str, price: float, task: Task | None = None) -> Machine:
-        """Make a machine; it starts its task at once."""
-        number = len(self.machines)
-        machine = Machine(f"pod-{number}", name, order, provider, self.now, price, self.now + self.faults.late_s)
+        """Make a machine. That of an engine has a task; if it is late, it costs nothing before."""
+        visible_from = self.now + self.faults.late_s
+        created = self.now if task is None else visible_from
+        machine = Machine(f"pod-{len(self.machines)}", name, order, provider, created, price, visible_from)
         self.machines.append(machine)
         if task is not None and self.start_task is not None:
             self.start_task(machine, task)

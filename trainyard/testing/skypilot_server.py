@@ -22,13 +22,13 @@ from trainyard.testing.rent_account import STARTS_S, Answer, Machine, Query, Ren
 CLOUD = "Lambda"
 
 
-class Body(BaseModel):
+class SkyPilotBody(BaseModel):
     """Base of bodies and of the parts of a task."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Autostop(Body):
+class Autostop(SkyPilotBody):
     """When a cluster ends itself."""
 
     idle_minutes: int = Field(ge=0)
@@ -36,7 +36,7 @@ class Autostop(Body):
     wait_for: Literal["jobs_and_ssh", "jobs", "none"] = "jobs_and_ssh"
 
 
-class Resources(Body):
+class SkyPilotResources(SkyPilotBody):
     """Machine of a task."""
 
     infra: str = Field(pattern=r"^[a-z]+(/[\w-]+)?$")
@@ -47,18 +47,18 @@ class Resources(Body):
     autostop: Autostop | None = None
 
 
-class TaskFile(Body):
+class TaskFile(SkyPilotBody):
     """A task as YAML has it."""
 
     name: str
     num_nodes: int = 1
-    resources: Resources
+    resources: SkyPilotResources
     envs: dict[str, str] = {}
     secrets: dict[str, str] = {}
     run: str
 
 
-class ClusterName(Body):
+class ClusterName(SkyPilotBody):
     cluster_name: str = Field(pattern=r"^[a-zA-Z]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?$")
 
 
@@ -68,14 +68,14 @@ class LaunchBody(ClusterName):
     task: str
 
 
-class ValidateBody(Body):
+class ValidateBody(SkyPilotBody):
     """Body of `POST /validate`, whose options are null or an object, and never left out."""
 
     dag: str
     request_options: dict[str, Any] | None
 
 
-class StatusBody(Body):
+class StatusBody(SkyPilotBody):
     """Body of `POST /status`."""
 
     cluster_names: list[str] | None = None
@@ -83,7 +83,7 @@ class StatusBody(Body):
     include_handle: bool = True
 
 
-class AcceleratorsBody(Body):
+class AcceleratorsBody(SkyPilotBody):
     """Body of `POST /list_accelerators`."""
 
     clouds: list[str] | str | None = None
@@ -93,20 +93,20 @@ class AcceleratorsBody(Body):
     case_sensitive: bool = True
 
 
-class CostBody(Body):
+class CostBody(SkyPilotBody):
     """Body of `POST /cost_report`."""
 
     cluster_names: list[str] | None = None
     days: int | None = 30
 
 
-class CancelBody(Body):
+class CancelBody(SkyPilotBody):
     """Body of `POST /api/cancel`."""
 
     request_ids: list[str] | None = None
 
 
-BODIES: dict[str, type[Body]] = {
+BODIES: dict[str, type[SkyPilotBody]] = {
     "launch": LaunchBody, "validate": ValidateBody, "status": StatusBody, "list_accelerators": AcceleratorsBody,
     "cost_report": CostBody, "api/cancel": CancelBody, "down": ClusterName,
 }  # fmt: skip
@@ -221,7 +221,7 @@ class SkyPilotDouble(RentAccount):
 
     def start(self, task: TaskFile, name: str) -> None:
         """Make a cluster, unless one with the name is there. Raises `ValueError` where no offer fits."""
-        if any(machine.name == name for machine in self.running()):
+        if any(machine.name == name and machine.ended is None for machine in self.machines):
             return
         resources = task.resources
         row = next((row for row in self.offers if row[1] == resources.instance_type), None)
@@ -232,7 +232,7 @@ class SkyPilotDouble(RentAccount):
             raise ValueError("Failed to provision all possible launchable resources.")
         machine = self.add_machine(name, task, row[0], price, Task(task.run, task.envs | task.secrets))
         if (stop := resources.autostop) is not None and stop.down and stop.wait_for == "none":
-            machine.ends = self.now + stop.idle_minutes * 60
+            machine.ends = machine.created + stop.idle_minutes * 60
 
     def validate(self, body: ValidateBody) -> Answer:
         """Answer a check of a task, whose file has a document with the name of the whole before it."""
@@ -298,8 +298,8 @@ class SkyPilotDouble(RentAccount):
         if request is None or self.read_status(request) != "RUNNING":
             return False
         request.status = "CANCELLED"
-        for machine in self.running():
-            if machine.name == request.cluster and self.now < machine.visible_from:
+        for machine in self.machines:
+            if machine.name == request.cluster and machine.ended is None and self.now < machine.created:
                 self.end(machine, self.now)
         return True
 

@@ -61,7 +61,7 @@ class DstackService(RentService):
             "spot_policy": "auto" if query.spot is None else describe_spot(query.spot),
         }  # fmt: skip
         body = {"run_spec": {"configuration": configuration}, "max_offers": MAX_OFFERS, "for_offers_only": True}
-        plans = self.post("runs/get_plan", body)["job_plans"]
+        plans = self.look("runs/get_plan", body)["job_plans"]
         offers = [self.read_offer(item) for item in plans[0]["offers"] if item["availability"] in IN_STOCK]
         return [offer for offer in offers if query.accepts(offer)]
 
@@ -95,7 +95,7 @@ class DstackService(RentService):
 
     def list_pods(self, prefix: str) -> list[Pod]:
         """Return the machines whose names begin with a prefix, the runs that wait for one, and empty fleets."""
-        fleets = {fleet["name"]: fleet for fleet in self.post("fleets/list", {})["data"]}
+        fleets = {fleet["name"]: fleet for fleet in self.look("fleets/list", {})["data"]}
         runs = {run["run_spec"]["run_name"]: run for run in self.list_active_runs()}
         names = sorted(name for name in fleets.keys() | runs.keys() if name.startswith(prefix))
         return [pod for name in names if (pod := describe(name, fleets.get(name), runs.get(name))) is not None]
@@ -105,7 +105,7 @@ class DstackService(RentService):
         body: JsonObject = {"project_name": self.project, "only_active": True, "limit": PAGE}
         runs: list[JsonObject] = []
         while True:
-            page = self.request("POST", "/api/runs/list", json=body)["data"]
+            page = self.read("POST", "/api/runs/list", json=body)["data"]
             runs += page
             if len(page) < PAGE:
                 return runs
@@ -117,7 +117,7 @@ class DstackService(RentService):
 
     def find(self, path: str, body: JsonObject) -> JsonObject | None:
         try:
-            return self.post(path, body)
+            return self.look(path, body)
         except NotFound:
             return None
 
@@ -137,6 +137,9 @@ class DstackService(RentService):
                 raise
 
     # Requests
+
+    def look(self, path: str, body: JsonObject) -> JsonObject:
+        return self.repeat(lambda: self.post(path, body))
 
     def post(self, path: str, body: JsonObject) -> JsonObject:
         return self.request("POST", f"/api/project/{self.project}/{path}", json=body)
@@ -198,8 +201,11 @@ def describe(name: str, fleet: JsonObject | None, run: JsonObject | None) -> Pod
         if fleet is None:
             return None
         return Pod(id=name, name=name, is_order=False, end=read_end(run))
-    created = min((datetime.fromisoformat(item["created"]) for item in instances), default=None)
-    prices = [Decimal(str(item["price"])) for item in instances if item.get("price") is not None]
+    bought = [
+        item for item in instances if item.get("price") is not None
+    ]  # the others wait for an offer, or found none
+    created = min((datetime.fromisoformat(item["created"]) for item in bought), default=None)
+    prices = [Decimal(str(item["price"])) for item in bought]
     return Pod(id=name, name=name, created_at=created, price=sum(prices) if prices else None)
 
 

@@ -64,7 +64,7 @@ class PrimeService(RentService):
         page, seen = 1, 0
         while True:
             params = {"gpu_count": str(query.gpus), "page": page, "page_size": PAGE}
-            body = self.request("GET", f"{API}/availability/gpus", params=params)
+            body = self.read("GET", f"{API}/availability/gpus", params=params)
             items = body.get("items") or []
             offers += [offer for item in items if (offer := self.read_offer(item)) is not None]
             seen, page = seen + len(items), page + 1
@@ -108,7 +108,7 @@ class PrimeService(RentService):
     def read_pods(self) -> Iterator[PrimePod]:
         offset = 0
         while True:
-            body = self.request("GET", f"{API}/pods", params={"offset": offset, "limit": PAGE})
+            body = self.read("GET", f"{API}/pods", params={"offset": offset, "limit": PAGE})
             data = body.get("data") or []
             yield from (pod for pod in map(self.read_pod, data) if pod.status not in GONE)
             offset += len(data)
@@ -118,8 +118,8 @@ class PrimeService(RentService):
     def find_pod(self, pod_id: str) -> Pod | None:
         """Return a pod with its address; None where it is gone."""
         try:
-            pod = self.read_pod(self.request("GET", f"{API}/pods/{pod_id}"))
-            statuses = self.request("GET", f"{API}/pods/status", params={"pod_ids": [pod_id]}).get("data") or []
+            pod = self.read_pod(self.read("GET", f"{API}/pods/{pod_id}"))
+            statuses = self.read("GET", f"{API}/pods/status", params={"pod_ids": [pod_id]}).get("data") or []
         except NotFound:
             return None
         values = pod.model_dump(by_alias=True) | {"priceHr": pod.price}

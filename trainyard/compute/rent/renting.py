@@ -91,6 +91,10 @@ class Renter:
             )
             raise
         rental = self.check(self.adopt(rental, pod))
+        if not rental.is_open and not rental.checked:
+            raise Unavailable(
+                f"{self.service.title} rented no machine: {rental.reason}.", do="Ask for offers again.", code="E-RENT"
+            )
         if not rental.is_open or rental.state is RentalState.RELEASING:
             raise LimitExceeded(
                 f"The machine was released at once: {rental.reason}.", do="Ask for offers again.", code="E-RENT"

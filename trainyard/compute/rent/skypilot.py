@@ -40,7 +40,7 @@ FIELDS = ("request_id", "name", "cluster_name", "status", "created_at")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestResult:
     """Result of a request."""
 
     value: Any
@@ -68,7 +68,7 @@ class SkyPilotService(RentService):
 
     def list_offers(self, query: OfferQuery) -> list[Offer]:
         """Return the offers of the clouds that the server may use. Raises `Unavailable` (`E-OFFERS`) without one."""
-        enabled = [cloud for cloud in self.ask("GET", "/enabled_clouds") if cloud.lower() not in NO_DEADLINE]
+        enabled = [cloud for cloud in self.look("GET", "/enabled_clouds") if cloud.lower() not in NO_DEADLINE]
         if not enabled:
             raise Unavailable(
                 "SkyPilot has no cloud on which it ends a machine at a deadline.",
@@ -78,7 +78,7 @@ class SkyPilotService(RentService):
         if query.gpu:
             letters = re.sub(r"[^A-Za-z0-9]", "", query.gpu)  # H100_80GB is H100-80GB there
             body |= {"name_filter": "[^A-Za-z0-9]*".join(letters), "case_sensitive": False}
-        rows = [row for rows in self.ask("POST", "/list_accelerators", json=body).values() for row in rows]
+        rows = [row for rows in self.look("POST", "/list_accelerators", json=body).values() for row in rows]
         offers = [offer for row in rows for offer in self.read_row(row)]
         return [offer for offer in offers if query.accepts(offer)]
 
@@ -126,7 +126,7 @@ class SkyPilotService(RentService):
     def list_pods(self, prefix: str) -> list[Pod]:
         """Return the clusters whose names begin with a prefix, and the orders that will become one."""
         body = {"include_credentials": False, "include_handle": False}
-        records = [record for record in self.ask("POST", "/status", json=body) if record["name"].startswith(prefix)]
+        records = [record for record in self.look("POST", "/status", json=body) if record["name"].startswith(prefix)]
         pods = {record["name"]: self.read_record(record) for record in records}
         for row in self.list_requests():
             name = row.get("cluster_name") or ""
@@ -137,7 +137,7 @@ class SkyPilotService(RentService):
     def find_pod(self, pod_id: str) -> Pod | None:
         """Return a cluster with its price, or why its order came to nothing; None where it is gone."""
         body = {"cluster_names": [pod_id], "include_credentials": False, "include_handle": False}
-        for record in self.ask("POST", "/status", json=body):
+        for record in self.look("POST", "/status", json=body):
             return self.read_record(record).model_copy(update={"price": self.read_price(pod_id)})
         launches = [row for row in self.list_requests(pod_id, all_status=True) if row.get("name") == LAUNCH]
         last = max(launches, key=lambda row: float(row.get("created_at") or 0), default={"status": "SUCCEEDED"})
@@ -153,7 +153,7 @@ class SkyPilotService(RentService):
 
     def read_price(self, name: str) -> Decimal | None:
         """Return what an hour of a cluster costs by the server's own account; None in its first seconds."""
-        reports = self.ask("POST", "/cost_report", json={"cluster_names": [name]})
+        reports = self.look("POST", "/cost_report", json={"cluster_names": [name]})
         last: dict[str, Any] = max(reports, key=lambda report: report.get("launched_at") or 0, default={})
         cost, seconds = last.get("total_cost") or 0, last.get("duration") or 0
         return round(Decimal(str(cost)) * 3600 / Decimal(seconds), 4) if cost > 0 and seconds >= 1 else None
@@ -173,10 +173,14 @@ class SkyPilotService(RentService):
     def list_requests(self, cluster: str = "", *, all_status: bool = False) -> list[dict[str, Any]]:
         """Return the requests that are not finished, or all; without their bodies, which have secrets."""
         params: dict[str, Any] = {"fields": list(FIELDS), "all_status": all_status}
-        rows: list[dict[str, Any]] = self.request(
+        rows: list[dict[str, Any]] = self.read(
             "GET", "/api/status", params=params | ({"cluster_name": cluster} if cluster else {})
         )["data"]
         return rows
+
+    def look(self, method: str, path: str, **options: Any) -> Any:
+        """Return the result of a request that changes nothing; it is repeated where a reply is lost."""
+        return self.repeat(lambda: self.ask(method, path, **options))
 
     def ask(self, method: str, path: str, **options: Any) -> Any:
         """Return the result of a request. Raises `TrainyardError` (`E-RENT`) where it failed."""
@@ -196,7 +200,7 @@ class SkyPilotService(RentService):
             raise ReplyLost(f"The reply of {method} {path} has no {REQUEST_ID}.")
         return str(request_id)
 
-    def wait(self, request_id: str) -> Outcome:
+    def wait(self, request_id: str) -> RequestResult:
         """Return the result of a request; a request that failed is answered with 500 and its error."""
         reply = self.send("GET", "/api/get", params={"request_id": request_id})
         try:
@@ -204,9 +208,9 @@ class SkyPilotService(RentService):
             detail = body.get("detail") if reply.status_code == 500 else None
             if isinstance(detail, dict):
                 error = json.loads(detail["error"])
-                return Outcome(None, str(error["type"]), COLORS.sub("", str(error["message"])))
+                return RequestResult(None, str(error["type"]), COLORS.sub("", str(error["message"])))
             self.check_reply(reply, "GET /api/get")
-            return Outcome(json.loads(body["return_value"]))
+            return RequestResult(json.loads(body["return_value"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReplyLost("The reply of GET /api/get has no result.") from error
 

@@ -7,10 +7,11 @@ service, from the `Date` of its replies, so that a clock of this machine that is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, ConfigDict
@@ -19,7 +20,10 @@ from trainyard.compute.rent.rentals import Offer, OfferQuery, Rental, RentalServ
 from trainyard.errors import Denied, NotFound, TrainyardError, Unavailable
 from trainyard.json_types import JsonObject
 
+T = TypeVar("T")
 TIMEOUT_S = 30.0
+READS = 3
+"""Times that a request which changes nothing is sent until its reply arrives."""
 
 
 class ReplyLost(Unavailable):
@@ -109,6 +113,19 @@ class RentService(ABC):
             raise ReplyLost(f"The reply of {method} {path} is not JSON.") from error
         return body if isinstance(body, dict) else {"data": body}
 
+    def read(self, method: str, path: str, **options: Any) -> JsonObject:
+        """Return the body of a reply to a request that changes nothing; it is repeated where the reply is lost."""
+        return self.repeat(lambda: self.request(method, path, **options))
+
+    def repeat(self, read: Callable[[], T]) -> T:
+        """Repeat a request that changes nothing while its reply is lost: a look that is missed costs money."""
+        for _ in range(READS - 1):
+            try:
+                return read()
+            except ReplyLost:
+                continue  # the last try raises
+        return read()
+
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request once. Raises `Unavailable` where nothing was sent, and `ReplyLost`."""
         try:
@@ -126,7 +143,10 @@ class RentService(ABC):
     def check_reply(self, reply: httpx.Response, action: str) -> None:
         """Raise `Denied`, `NotFound`, `ReplyLost` or `TrainyardError` (all `E-RENT`) for a reply that is no success."""
         if reply.status_code in (401, 403):
-            raise Denied(f"{self.title} refuses the key.", do=f"Set {self.key_name} to a valid key.", code="E-RENT")
+            raise Denied(
+                f"{self.title} refuses the key.", why=read_message(reply),
+                do=f"Set {self.key_name} to a valid key.", code="E-RENT",
+            )  # fmt: skip
         if self.is_missing(reply):
             raise NotFound(f"{action}: it is not there.", code="E-RENT")
         if reply.status_code >= 500:
