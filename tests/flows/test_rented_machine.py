@@ -11,7 +11,7 @@ import sys
 import time
 from decimal import Decimal
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import psutil
 import pytest
@@ -145,6 +145,7 @@ QUEUES: dict[RentalService, tuple[str, str]] = {
 """Engine -> the variable of its key, and the queue of the machine that it rents."""
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", QUEUES)
 def test_an_engine_starts_the_worker_and_the_idle_machine_is_released(
     engine: RentalService, deployed: Settings, flow_server: FlowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -157,17 +158,17 @@ def test_an_engine_starts_the_worker_and_the_idle_machine_is_released(
     double, machines, lines = DOUBLES[engine](stops_s=0.0), Machines(tmp_path), list[str]()
     double.start_task, double.end_task = machines.start, machines.end
     monkeypatch.setenv(key_name, double.key)
-    ended = list[str]()
+    ended, released = list[str](), Event()
 
     def wait_then_idle(run_id: str) -> None:
-        deadline = time.monotonic() + 150
         with get_client(sync_client=True) as reader:
-            while time.monotonic() < deadline and not ended:
+            while not ended and not released.is_set():
                 state = reader.read_flow_run(run_id).state
                 if state is not None and state.is_final():
                     ended.append(f"{state.name}: {state.message}")
                 time.sleep(0.5)
-        double.now += 1000
+        while not released.wait(1):  # the run has ended: nothing works any more
+            double.now += 300
 
     with double.serve() as url:
         own = deployed.model_copy(update={
@@ -185,6 +186,7 @@ def test_an_engine_starts_the_worker_and_the_idle_machine_is_released(
         try:
             rental = execute_operation("gpus rent", request, Context(own, say=lines.append))
         finally:
+            released.set()
             watcher.join()
             for machine in double.machines:
                 machines.end(machine)
