@@ -199,7 +199,7 @@ def test_dstack_stops_an_order_that_is_under_way(dstack: DstackService, tmp_path
     dstack.create_pod(rental)
     renter = Renter(dstack, store, poll_s=1.0)
     released = renter.release(store.put(rental.model_copy(update={"pod_id": rental.name})), "test")
-    assert (released.state, str(released.usd)) == ("released", "0")
+    assert (released.state, released.usd) == ("released", 0)
 
 
 def test_dstack_names_a_field_that_it_does_not_know_without_its_value(dstack: DstackService) -> None:
