@@ -52,6 +52,13 @@ ENABLE = (
     "from sky import global_user_state; from sky.clouds import cloud; "
     "global_user_state.set_enabled_clouds(['Lambda'], cloud.CloudCapability.COMPUTE, 'default')"
 )
+ADD_CLUSTER = (
+    "import sys, sky; from sky import global_user_state; from sky.backends import cloud_vm_ray_backend as backend; "
+    "resources = sky.Resources(infra='lambda/us-east-1', instance_type='gpu_1x_h100_pcie'); "
+    "handle = backend.CloudVmRayResourceHandle(cluster_name=sys.argv[1], cluster_name_on_cloud='x', cluster_yaml=None, "
+    "launched_nodes=1, launched_resources=resources); "
+    "global_user_state.add_or_update_cluster(sys.argv[1], handle, requested_resources={resources}, ready=True)"
+)
 
 
 def read_install_line(engine: str) -> str:
@@ -277,6 +284,27 @@ def test_skypilot_offers_takes_an_order_and_says_why_it_came_to_nothing(
     assert "\x1b" not in pod.end
     skypilot.delete_pod(rental.name)
     assert skypilot.list_pods(rental.name) == []
+
+
+def test_skypilot_tells_when_a_cluster_began_and_what_it_costs(
+    skypilot: SkyPilotService, skypilot_home: Path, tmp_path: Path
+) -> None:
+    """The server's own code writes the record: no cloud made the cluster, and its refresh removes it each minute."""
+    name = build_rental("skypilot", tmp_path).name
+    pods: list[Pod] = []
+
+    def is_listed() -> bool:
+        run_in_skypilot(skypilot_home, ADD_CLUSTER, name)
+        time.sleep(2)  # it has cost something
+        pods[:] = [pod for pod in [skypilot.find_pod(name), *skypilot.list_pods(name)] if pod is not None]
+        return len(pods) == 2
+
+    assert wait_until(is_listed, ENDS_S)
+    assert [pod.name for pod in pods] == [name, name]
+    assert all(pod.created_at is not None and abs(pod.created_at.timestamp() - time.time()) < 300 for pod in pods)
+    assert str(pods[0].price) == "2.4900"
+    skypilot.delete_pod(name)
+    assert skypilot.find_pod(name) is None
 
 
 def test_skypilot_refuses_a_task_with_an_unknown_field_before_an_order(

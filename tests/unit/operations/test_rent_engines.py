@@ -20,7 +20,7 @@ from trainyard.surfaces.invocation import build_request, execute_operation
 from trainyard.testing.rent_account import RentAccount, Task
 from trainyard.testing.rental_campaign import DOUBLES
 
-RENT = {"gpu": "H100", "hours": 0.5, "max_price": "2", "max_spend": "3", "key": "desk"}
+RENT: dict[str, Any] = {"gpu": "H100", "hours": 0.5, "max_price": "2", "max_spend": "3", "key": "desk"}
 KEYS = {"prime": "PRIME_API_KEY", "skypilot": "SKYPILOT_SERVICE_ACCOUNT_TOKEN", "dstack": "DSTACK_TOKEN"}
 PREFECT = "https://desk.example/api"
 
