@@ -14,6 +14,7 @@ import pytest
 from trainyard.app.context import Context
 from trainyard.compute.rent.rentals import RentalService
 from trainyard.errors import Denied, InvalidInput, NotFound
+from trainyard.inherited import child_environment, service_environment
 from trainyard.operations.table import OPERATIONS
 from trainyard.settings import Settings
 from trainyard.surfaces.invocation import build_request, execute_operation
@@ -167,3 +168,17 @@ def test_without_an_offer_a_cloud_or_a_key_the_reason_is_named(
     with pytest.raises(Denied, match=f"refuses the key.*{KEYS[desk.engine]}") as caught:
         desk.call("gpus rent", **RENT)
     assert "wrong-key" not in str(caught.value)
+
+
+def test_the_keys_of_engines_go_to_what_rents_and_releases_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in KEYS.values():
+        monkeypatch.setenv(name, "key-of-mine")
+    settings = Settings(home=tmp_path)
+    holders = {
+        service: sorted(set(KEYS.values()) & service_environment(service, settings).keys())
+        for service in ("api", "watchdog", "worker", "dashboard")
+    }
+    assert holders == {"api": sorted(KEYS.values()), "watchdog": sorted(KEYS.values()), "worker": [], "dashboard": []}
+    assert not set(KEYS.values()) & child_environment().keys()

@@ -118,13 +118,17 @@ class RentService(ABC):
         return self.repeat(lambda: self.request(method, path, **options))
 
     def repeat(self, read: Callable[[], T]) -> T:
-        """Repeat a request that changes nothing while its reply is lost: a look that is missed costs money."""
-        for _ in range(READS - 1):
+        """Repeat a request that changes nothing while its reply is lost: a look that is missed costs money.
+
+        A reply that is only late is not waited for again.
+        """
+        for attempt in range(1, READS + 1):
             try:
                 return read()
-            except ReplyLost:
-                continue  # the last try raises
-        return read()
+            except ReplyLost as error:
+                if attempt == READS or isinstance(error.__cause__, httpx.TimeoutException):
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request once. Raises `Unavailable` where nothing was sent, and `ReplyLost`."""
