@@ -45,15 +45,9 @@ class DstackResources(DstackBody):
     gpu: Gpu
 
 
-class TaskConfiguration(DstackBody):
-    """A task, with the limits of a profile."""
+class RunProfile(DstackBody):
+    """Where and how long a run may be."""
 
-    type: Literal["task"]
-    name: str | None = Field(None, pattern=NAME)
-    python: Literal["3.10", "3.11", "3.12", "3.13"] | None = None
-    commands: list[str] = Field(min_length=1)
-    env: dict[str, str] = {}
-    resources: DstackResources
     spot_policy: SpotPolicy | None = None
     fleets: list[str] | None = None
     backends: list[str] | None = None
@@ -64,6 +58,17 @@ class TaskConfiguration(DstackBody):
     stop_duration: int | None = Field(None, ge=0)
     idle_duration: int | None = None
     retry: bool | None = None
+
+
+class TaskConfiguration(RunProfile):
+    """A task."""
+
+    type: Literal["task"]
+    name: str | None = Field(None, pattern=NAME)
+    python: Literal["3.10", "3.11", "3.12", "3.13"] | None = None
+    commands: list[str] = Field(min_length=1)
+    env: dict[str, str] = {}
+    resources: DstackResources
 
 
 class RunSpec(DstackBody):
