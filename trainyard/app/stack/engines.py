@@ -117,26 +117,26 @@ def find_prefect_url(settings: Settings, url: str) -> str:
 
 def plan_work(rental: Rental, settings: Settings) -> Work:
     """Return the worker of a rental, which ends at max_duration by itself, and make its queue."""
-    from trainyard.app.services import resolve_api_url
-    from trainyard.app.stack.rented import create_queue, name_queue, worker_lines, worker_secrets, worker_variables
+    from trainyard.app.services import resolve_api_url  # only an order asks the server
+    from trainyard.app.stack import rented  # joins machines over SSH, too
 
-    url, queue = resolve_api_url(settings), name_queue(rental)
+    url, queue = resolve_api_url(settings), rented.name_queue(rental)
     address = find_prefect_url(settings, url)
-    create_queue(url, queue, settings)
-    lines = worker_lines(rental, settings, queue, deadline_s=int(rental.limits.max_duration_s))
+    rented.create_queue(url, queue, settings)
+    lines = rented.worker_lines(rental, settings, queue, deadline_s=int(rental.limits.max_duration_s))
     return Work(
-        script="\n".join(["set -e", *lines]), variables=worker_variables(rental, address),
-        secrets=worker_secrets(settings),
+        script="\n".join(["set -e", *lines]), variables=rented.worker_variables(rental, address),
+        secrets=rented.worker_secrets(settings),
     )  # fmt: skip
 
 
 def has_work(rental: Rental, settings: Settings) -> bool:
     """Return whether a run of the machine's queue is running; True where Prefect cannot be asked."""
-    from trainyard.app.services import api_url
-    from trainyard.app.stack.rented import is_busy, name_queue
+    from trainyard.app.services import api_url  # only a look at a machine asks the server
+    from trainyard.app.stack import rented  # joins machines over SSH, too
 
     url = api_url(settings)
-    return url is None or is_busy(url, name_queue(rental), settings)
+    return url is None or rented.is_busy(url, rented.name_queue(rental), settings)
 
 
 def stay(rental: Rental, renter: Renter) -> None:
