@@ -38,7 +38,7 @@ class Machine:
     price: float
     visible_from: float
     ends: float | None = None
-    """When it ends by itself, or by a stop that takes its time."""
+    """When it ends automatically, or by a stop that takes its time."""
     ended: float | None = None
 
     def cost(self, now: float) -> float:
@@ -117,7 +117,7 @@ class RentAccount(ABC):
         return [machine for machine in self.running() if self.now >= machine.visible_from]
 
     def end_due(self) -> None:
-        """End the machines whose time has come, by the provider or by themselves."""
+        """End the machines whose time has come, by the provider or at their deadline."""
         for machine in self.machines:
             vanishes = machine.created + self.faults.vanish_after_s if self.faults.vanish_after_s else None
             ends = min((end for end in (vanishes, machine.ends) if end is not None), default=None)

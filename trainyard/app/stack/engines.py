@@ -1,7 +1,7 @@
 """What rents machines: Prime Intellect, called from here, or the server of SkyPilot or dstack; and the work on them.
 
 native             the machine is joined over SSH, which also carries its way to Prefect (`rented.py`)
-skypilot, dstack   the engine runs the worker itself: SkyPilot's API tells no address, and dstack's leads through
+skypilot, dstack   the engine runs the worker itself: SkyPilot's API reports no address, and dstack's leads through
                    hosts of its own, so the machine has to reach this home's Prefect server
 """
 
@@ -116,7 +116,7 @@ def find_prefect_url(settings: Settings, url: str) -> str:
 
 
 def plan_work(rental: Rental, settings: Settings) -> Work:
-    """Return the worker of a rental, which ends at max_duration by itself, and make its queue."""
+    """Return the worker of a rental, which ends at max_duration automatically, and make its queue."""
     from trainyard.app.services import resolve_api_url  # only an order asks the server
     from trainyard.app.stack import rented  # joins machines over SSH, too
 

@@ -34,7 +34,7 @@ LAUNCH = "sky.launch"
 GONE = "ClusterDoesNotExist"
 ENDED = frozenset({"SUCCEEDED", "CANCELLED"})
 NO_DEADLINE = frozenset({"hyperbolic", "primeintellect", "verda", "yotta"})
-"""Clouds on which SkyPilot 0.14 ends no machine by itself; it refuses a task with `autostop` there."""
+"""Clouds on which SkyPilot 0.14 ends no machine automatically; it refuses a task with `autostop` there."""
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 FIELDS = ("request_id", "name", "cluster_name", "status", "created_at")
 
@@ -215,5 +215,5 @@ class SkyPilotService(RentService):
             raise ReplyLost("The reply of GET /api/get has no result.") from error
 
     def is_missing(self, reply: httpx.Response) -> bool:
-        """Return False: a cluster that is gone is told by its request, and never by 404."""
+        """Return False: a request reports a cluster that is gone, and 404 never does."""
         return False

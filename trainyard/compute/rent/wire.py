@@ -139,13 +139,15 @@ class RentService(ABC):
         except httpx.HTTPError as error:
             raise ReplyLost(f"The reply of {method} {path} was lost: {type(error).__name__}.") from error
         except httpx.InvalidURL as error:
-            raise Unavailable(f"{self.base_url!r} is no address: {error}", do="Correct it.", code="E-RENT") from error
+            raise Unavailable(
+                f"{self.base_url!r} is not an address: {error}", do="Correct it.", code="E-RENT"
+            ) from error
         if date_text := reply.headers.get("Date"):
             self.time = parsedate_to_datetime(date_text).astimezone(UTC)
         return reply
 
     def check_reply(self, reply: httpx.Response, action: str) -> None:
-        """Raise `Denied`, `NotFound`, `ReplyLost` or `TrainyardError` (all `E-RENT`) for a reply that is no success."""
+        """Raise `Denied`, `NotFound`, `ReplyLost` or `TrainyardError` (all `E-RENT`) for a reply without success."""
         if reply.status_code in (401, 403):
             raise Denied(
                 f"{self.title} refuses the key.", why=read_message(reply),
