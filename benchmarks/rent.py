@@ -1,6 +1,6 @@
-"""Do rentals keep their limits when the service, the clock or the renter fails? Seeded runs against the double.
+"""Do rentals keep their limits when the service, the clock or the renter fails? Seeded runs against a double.
 
-    python -m benchmarks.rent --seeds 200
+    python -m benchmarks.rent --seeds 200 --service dstack
 
 Each run rents an H100 within limits of price, duration, money and idle time, and suffers up to two of ten faults. It is
 broken if there was a second order, a machine is left, or a limit was passed by more than one poll (30 s).
@@ -16,18 +16,19 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.harness import size
-from trainyard.testing.rental_campaign import run_seed
+from trainyard.testing.rental_campaign import DOUBLES, run_seed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=size(200, 8))
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--service", choices=DOUBLES, default="prime")
     options = parser.parse_args()
     started, broken, counts, machines, usd = time.monotonic(), 0, Counter[str](), 0, 0.0
     for seed in range(options.first, options.first + options.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            outcome = run_seed(seed, Path(folder))
+            outcome = run_seed(seed, Path(folder), options.service)
         counts.update(outcome.faults)
         machines, usd = machines + outcome.machines, usd + outcome.usd
         if outcome.broken:

@@ -95,8 +95,9 @@ KEY_HOLDERS = ("worker", "watchdog")
 """Services that get the keys of endpoints: the worker calls them, the watchdog starts a worker that died."""
 STEP_KEYS = frozenset({"TINKER_API_KEY", "TOGETHER_API_KEY", "FIREWORKS_API_KEY"})
 """The keys of the SDKs of step services, for trainers that name no endpoint."""
-RENT_KEY, RENTERS = "PRIME_API_KEY", ("api", "watchdog")
-"""The key that rents machines, and the services that get it: the API rents, the watchdog releases."""
+RENT_KEYS = frozenset({"PRIME_API_KEY", "SKYPILOT_SERVICE_ACCOUNT_TOKEN", "DSTACK_TOKEN"})
+RENTERS = ("api", "watchdog")
+"""The keys that rent machines, and the services that get them: the API rents, the watchdog releases."""
 KEYS_ELSEWHERE = "TRAINYARD_KEYS_ELSEWHERE"
 """Set in a service that does not get the keys: whether one is set is then known to the worker alone."""
 WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")
@@ -148,7 +149,7 @@ def installer_environment(more: Mapping[str, str] | None = None) -> dict[str, st
 
 def service_environment(name: str, settings: Settings, keys: Iterable[str] = ()) -> dict[str, str]:
     """Return the environment of a service of `trainyard up`: with Prefect's variables; for the worker also the keys."""
-    listed = frozenset(settings.child_variables) | ({RENT_KEY} if name in RENTERS else set())
+    listed = frozenset(settings.child_variables) | (RENT_KEYS if name in RENTERS else set())
     if name not in KEY_HOLDERS:
         return {**select_variables(os.environ, (*PASSED, SERVICES), listed), KEYS_ELSEWHERE: "1"}
     listed |= {*settings.worker_variables, *key_variables(settings), *keys}

@@ -103,6 +103,9 @@ class MoneySettings(BaseSettings):
 class RentSettings(MoneySettings):
     """Settings of rented GPUs."""
 
+    rent_engine: Literal["native", "skypilot", "dstack"] = Field(
+        "native", description="What rents GPUs: Prime Intellect called from here, or the server of another engine."
+    )
     prime_url: str = Field("https://api.primeintellect.ai", description="Address of Prime Intellect's API.")
     gpu_catalog: str = Field("", description="Folder or address of a copy of gpuhunt's catalog; empty: its own.")
     rent_max_price: Usd | None = Field(None, description="Default max_price of a rental: USD per hour.")
@@ -118,6 +121,14 @@ class RentSettings(MoneySettings):
         min_length=1,
         description="Command by which a rented machine ends itself at max_duration.",
     )
+    rent_prefect_url: str = Field(
+        "",
+        pattern=r"^(https?://\S+/api)?$",
+        description="Address of the Prefect server for machines that skypilot or dstack rent; empty: this home's own.",
+    )
+    skypilot_url: str = Field("http://127.0.0.1:46580", description="Address of SkyPilot's API server.")
+    dstack_url: str = Field("http://127.0.0.1:3000", description="Address of dstack's server.")
+    dstack_project: str = Field("main", pattern=r"^[A-Za-z0-9_-]{1,50}$", description="Project of dstack that rents.")
 
 
 class ApiSettings(RentSettings):

@@ -17,6 +17,15 @@ from trainyard.app.context import Context, make_run_key
 from trainyard.app.live.jobs import list_job_rows
 from trainyard.app.live.waits import DeviceState, read_devices
 from trainyard.app.responses import Response
+from trainyard.app.stack.engines import (
+    choose_service,
+    open_renter,
+    open_service,
+    reap_all,
+    require_effect,
+    require_way_back,
+    stay,
+)
 from trainyard.backends.spending import list_limits
 from trainyard.compute.monitor import (
     Clocks,
@@ -28,11 +37,8 @@ from trainyard.compute.monitor import (
     read_apple,
     read_nvidia,
 )
-from trainyard.compute.rent.prime import PrimeService
-from trainyard.compute.rent.rentals import Offer, OfferQuery, Rental, RentalLimits, RentalStore
-from trainyard.compute.rent.renting import Renter
-from trainyard.errors import Denied, InvalidInput, LimitExceeded, TrainyardError, Unavailable
-from trainyard.inherited import RENT_KEY
+from trainyard.compute.rent.rentals import Offer, OfferQuery, Rental, RentalLimits, RentalService, RentalStore
+from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError, Unavailable
 from trainyard.operations.base import Nothing
 from trainyard.operations.gpus import MachineInput, OffersInput, ReleaseInput, RentInput
 from trainyard.settings import Settings
@@ -230,7 +236,14 @@ class RentalList(Response):
 def list_offers(request: OffersInput, context: Context) -> OfferList:
     """Return the offers of every service that answers, by price. Raises the last error where none answers."""
     query, settings = build_query(request), context.settings
-    sources = {"prime": lambda: ask_prime(query, settings), "catalog": lambda: ask_catalog(query, settings)}
+    service = choose_service(request.engine, settings)
+    sources: dict[str, Callable[[], list[Offer]]] = {
+        service: lambda: ask_service(service, query, settings), "catalog": lambda: ask_catalog(query, settings)}
+    if request.service not in ("", *sources):
+        raise InvalidInput(
+            f"The engine {request.engine or settings.rent_engine} has no offers of {request.service}.",
+            do=f"Use --service {service}, or another --engine.", code="E-PARAMETER",
+        )  # fmt: skip
     offers: list[Offer] = []
     problems: list[str] = []
     failure: TrainyardError | None = None
@@ -254,9 +267,9 @@ def build_query(request: MachineInput) -> OfferQuery:
     )  # fmt: skip
 
 
-def ask_prime(query: OfferQuery, settings: Settings) -> list[Offer]:
-    with open_prime(settings) as service:
-        return service.list_offers(query)
+def ask_service(service: RentalService, query: OfferQuery, settings: Settings) -> list[Offer]:
+    with open_service(service, settings) as client:
+        return client.list_offers(query)
 
 
 def ask_catalog(query: OfferQuery, settings: Settings) -> list[Offer]:
@@ -265,28 +278,24 @@ def ask_catalog(query: OfferQuery, settings: Settings) -> list[Offer]:
     return list_catalog_offers(query, settings.gpu_catalog)
 
 
-def open_prime(settings: Settings) -> PrimeService:
-    """Return the client of Prime Intellect. Raises `Denied` (`E-RENT`) without a key."""
-    key = os.environ.get(RENT_KEY, "")
-    if not key:
-        raise Denied("There is no key of Prime Intellect.", do=f"Set {RENT_KEY}.", code="E-RENT")
-    return PrimeService(settings.prime_url, key)
-
-
 def rent_machine(request: RentInput, context: Context) -> RentalView:
     """Rent a machine; with `attach` let it work until a limit, and release it."""
     settings = context.settings
-    limits = resolve_limits(request, settings)
+    limits, service = resolve_limits(request, settings), choose_service(request.engine, settings)
     key = request.key or derive_rental_key(context)
-    with open_prime(settings) as service:
-        renter = Renter(service, RentalStore(settings.rentals), say=context.say)
+    require_effect(service, settings)
+    require_way_back(service, settings)
+    with open_renter(service, settings, context.say) as renter:
         require_budget(key, limits, settings)
         rental = renter.rent(key, build_query(request), limits, request.hours)
         if request.attach:
-            from trainyard.app.stack.rented import attach_machine  # imports the SSH client
-
             with renter.attach(rental):
-                attach_machine(rental, renter, context)
+                if service == "prime":
+                    from trainyard.app.stack.rented import attach_machine  # imports the SSH client
+
+                    attach_machine(rental, renter, context)
+                else:
+                    stay(rental, renter)
             rental = renter.store.get(key)
     return show_rental(rental, settings, context.say)
 
@@ -328,10 +337,9 @@ def require_budget(key: str, limits: RentalLimits, settings: Settings) -> None:
 def list_rentals(request: Nothing, context: Context) -> RentalList:
     """Look at every open rental, and return all."""
     store = RentalStore(context.settings.rentals)
-    problems: list[str] = []
-    if store.list():
-        with open_prime(context.settings) as service:
-            problems = Renter(service, store, say=context.say).reap()
+    problems, failure = reap_all(store.list(), context.settings, context.say)
+    if failure is not None:
+        raise failure
     rentals = tuple(show_rental(rental, context.settings, context.say) for rental in store.list())
     return RentalList(rentals=rentals, problems=tuple(problems))
 
@@ -340,9 +348,8 @@ def release_machine(request: ReleaseInput, context: Context) -> RentalView:
     """Release a machine. Raises `NotFound` (`E-RENTAL`), and `Unavailable` where the service does not confirm it."""
     store = RentalStore(context.settings.rentals)
     rental = store.get(request.key)
-    if rental.is_open:
-        with open_prime(context.settings) as service:
-            renter = Renter(service, store, say=context.say)
+    if rental.is_open and rental.offer.service != "catalog":
+        with open_renter(rental.offer.service, context.settings, context.say) as renter:
             rental = renter.check(rental)
             rental = renter.release(rental, "released by a command") if rental.is_open else rental
         if rental.is_open:
@@ -406,11 +413,7 @@ def release_due(settings: Settings, say: Callable[[str], None]) -> None:
     rentals = [rental for rental in store.list() if rental.is_open or abs(now - rental.checked) < STRAY_S]
     if not rentals or all(abs(now - max(rental.checked, rental.created)) < LOOK_EVERY_S for rental in rentals):
         return
-    try:
-        with open_prime(settings) as service:
-            problems = Renter(service, store, say=say).reap()
-    except TrainyardError as error:
-        problems = [str(error)]
+    problems, _ = reap_all(rentals, settings, say)
     for rental in store.list():
         show_rental(rental, settings, say)
     for problem in problems:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 
 class MachineInput(Request):
+    engine: str = Field(
+        "",
+        pattern=r"^(|native|skypilot|dstack)$",
+        description="What rents: native, skypilot, dstack; default: rent_engine.",
+    )
     gpu: str = Field("", max_length=64, description="Part of the GPU's name, such as H100; default: any.")
     gpus: int = Field(1, ge=1, le=64, description="GPUs of the machine.")
     memory_gb: float = Field(0.0, ge=0, le=4096, description="Least memory of each GPU in GB.")
@@ -28,7 +33,9 @@ class MachineInput(Request):
 class OffersInput(MachineInput):
     limit: int = Field(20, ge=1, le=1000, description="Maximum number of offers, cheapest first.")
     service: str = Field(
-        "", pattern=r"^(|prime|catalog)$", description="prime: what can be rented; catalog: gpuhunt's prices; both."
+        "",
+        pattern=r"^(|prime|skypilot|dstack|catalog)$",
+        description="prime, skypilot, dstack: what the engine rents; catalog: gpuhunt's prices; default: both.",
     )
 
 
@@ -40,7 +47,7 @@ class RentInput(MachineInput):
         "", pattern=r"^([a-z0-9]{4,32})?$", description="Name of the rental: asked for twice, it is rented once."
     )
     attach: Annotated[bool, Option(local=True)] = Field(
-        False, description="Stay, let it work as a Prefect worker over SSH, and release it at the end."
+        False, description="Stay while it works as a Prefect worker, and release it at the end."
     )
 
 
@@ -136,7 +143,7 @@ ROWS: dict[str, Operation] = {
         route="GET /api/v1/gpus", tenants=True,
     ),
     "gpus offers": Operation(
-        "GPUs to rent, by price × hours: Prime Intellect, and the price lists of gpuhunt.",
+        "GPUs to rent, by price × hours: those of the engine, and the price lists of gpuhunt.",
         request=OffersInput, run="app.gpus:list_offers", text=offers_text, scope=Scope.READ,
         route="GET /api/v1/gpus/offers", example="trainyard gpus offers --gpu H100 --hours 3",
     ),

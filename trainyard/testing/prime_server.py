@@ -13,21 +13,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainyard.testing.rent_account import STARTS_S, Answer, Machine, Query, RentAccount
+
 NAME = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9-]+")
-STARTS_S = 60.0
-"""Time until a pod is ACTIVE and has an address."""
 API = "/api/v1"
 
 
@@ -61,56 +55,12 @@ class OrderBody(BaseModel):
 
 
 @dataclass
-class DoublePod:
-    """A machine, and what it has cost."""
-
-    id: str
-    order: PodOrder
-    provider: str
-    created: float
-    price: float
-    visible_from: float
-    ended: float | None = None
-
-    def cost(self, now: float) -> float:
-        return self.price * ((now if self.ended is None else self.ended) - self.created) / 3600
-
-    def lived(self, now: float) -> float:
-        return (now if self.ended is None else self.ended) - self.created
-
-
-@dataclass
-class PrimeFaults:
-    """Faults of the service; each is off by default."""
-
-    lose_create_reply: bool = False
-    """The machine is made, and the connection ends."""
-    drop_create: bool = False
-    """The connection ends, and no machine is made."""
-    late_s: float = 0.0
-    """Seconds until a machine is in lists and has a page."""
-    vanish_after_s: float = 0.0
-    """Age at which the provider takes a machine back."""
-    price_factor: float = 1.0
-    """Price of the machine over that of its offer; above 1 the service overlooks `maxPrice`."""
-    no_offers: bool = False
-    fail: Callable[[str, str], bool] = lambda _method, _path: False
-    """Whether a request fails with 503."""
-
-
-@dataclass
-class PrimeDouble:
+class PrimeDouble(RentAccount):
     """The account of one customer."""
 
     key: str = "prime-key"
-    now: float = 1_795_000_000.0
-    faults: PrimeFaults = field(default_factory=PrimeFaults)
     offers: list[dict[str, Any]] = field(default_factory=list)
-    pods: list[DoublePod] = field(default_factory=list)
-    creates: int = 0
-    """Orders that arrived."""
     address: str = "root@127.0.0.1 -p 22"
-    lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         self.offers = self.offers or [
@@ -119,22 +69,11 @@ class PrimeDouble:
             build_offer("h100-none", "H100_80GB", 80, 0.9, stock="Unavailable"),
         ]  # fmt: skip
 
-    def running(self) -> list[DoublePod]:
-        """Return the machines that cost money now."""
-        self.take_back()
-        return [pod for pod in self.pods if pod.ended is None]
+    def deny(self) -> Answer:
+        return 401, {"detail": "Invalid API key"}
 
-    def take_back(self) -> None:
-        for pod in self.pods:
-            end = pod.created + self.faults.vanish_after_s
-            if self.faults.vanish_after_s and pod.ended is None and self.now >= end:
-                pod.ended = end
-
-    def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
-        """Return status and body; a status of 0 means that the connection ends without a reply."""
-        self.take_back()
-        if self.faults.fail(method, path):
-            return 503, {"detail": "unavailable"}
+    def answer(self, method: str, path: str, query: Query, body: Any) -> Answer:
+        """Return status and body."""
         parts = path.removeprefix(API).strip("/").split("/")
         if (method, parts) == ("GET", ["availability", "gpus"]):
             return 200, self.list_offers(query)
@@ -142,7 +81,7 @@ class PrimeDouble:
             return self.create(body)
         return self.answer_pods(method, parts, query) if parts[0] == "pods" else (404, {"detail": "Not Found"})
 
-    def answer_pods(self, method: str, parts: list[str], query: dict[str, list[str]]) -> tuple[int, Any]:
+    def answer_pods(self, method: str, parts: list[str], query: Query) -> Answer:
         """Answer a request about machines that are there."""
         pods = self.visible()
         if parts == ["pods"]:
@@ -155,20 +94,17 @@ class PrimeDouble:
         if pod is None:
             return 404, {"detail": "Pod not found"}
         if method == "DELETE":
-            pod.ended = self.now
+            self.end(pod, self.now)
             return 200, {}
         return 200, self.describe(pod)
 
-    def visible(self) -> list[DoublePod]:
-        return [pod for pod in self.running() if self.now >= pod.visible_from]
-
-    def list_offers(self, query: dict[str, list[str]]) -> dict[str, Any]:
+    def list_offers(self, query: Query) -> dict[str, Any]:
         count = int(query.get("gpu_count", ["0"])[0])
         page, size = int(query.get("page", ["1"])[0]), int(query.get("page_size", ["100"])[0])
         items = [] if self.faults.no_offers else [o for o in self.offers if count in (0, o["gpuCount"])]
         return {"totalCount": len(items), "items": items[(page - 1) * size : page * size]}
 
-    def create(self, body: Any) -> tuple[int, Any]:
+    def create(self, body: Any) -> Answer:
         self.creates += 1
         if self.faults.drop_create:
             return 0, None
@@ -183,13 +119,10 @@ class PrimeDouble:
         price = (prices["communityPrice"] or prices["onDemand"]) * self.faults.price_factor
         if order.pod.max_price is not None and price > order.pod.max_price and self.faults.price_factor == 1.0:
             return 400, {"detail": "The price is above maxPrice"}
-        pod = DoublePod(
-            f"pod-{len(self.pods)}", order.pod, offer["provider"], self.now, price, self.now + self.faults.late_s
-        )
-        self.pods.append(pod)
+        pod = self.add_machine(order.pod.name, order.pod, offer["provider"], price)
         return (0, None) if self.faults.lose_create_reply else (200, self.describe(pod))
 
-    def describe(self, pod: DoublePod) -> dict[str, Any]:
+    def describe(self, pod: Machine) -> dict[str, Any]:
         active = self.now - pod.created >= STARTS_S
         created = datetime.fromtimestamp(pod.created, UTC).isoformat().replace("+00:00", "Z")
         return {
@@ -199,61 +132,10 @@ class PrimeDouble:
             "sshConnection": self.address if active else [None], "socket": pod.order.socket, "type": "HOSTED",
         }  # fmt: skip
 
-    def describe_status(self, pod: DoublePod) -> dict[str, Any]:
+    def describe_status(self, pod: Machine) -> dict[str, Any]:
         page = self.describe(pod)
         names = ("status", "sshConnection", "priceHr", "ip")
         return {"podId": pod.id, "providerType": pod.provider, **{name: page[name] for name in names}}
-
-    @contextmanager
-    def serve(self) -> Iterator[str]:
-        """Yield the address of the service on a free port of loopback."""
-        handler = type("Handler", (PrimeHandler,), {"double": self})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-
-class PrimeHandler(BaseHTTPRequestHandler):
-    """One connection to the double."""
-
-    double: PrimeDouble
-    protocol_version = "HTTP/1.1"
-    wbufsize = 65_536
-    disable_nagle_algorithm = True
-
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        return format_datetime(datetime.fromtimestamp(timestamp or self.double.now, UTC), usegmt=True)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
-
-    def reply(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else None
-        url = urlsplit(self.path)
-        if self.headers.get("Authorization") != f"Bearer {self.double.key}":
-            status, value = 401, {"detail": "Invalid API key"}
-        else:
-            with self.double.lock:
-                status, value = self.double.answer(self.command, url.path, parse_qs(url.query), body)
-        if status == 0:
-            self.close_connection = True
-            return
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-        self.wfile.flush()
-
-    do_GET = do_POST = do_DELETE = reply
 
 
 def build_offer(

@@ -115,8 +115,8 @@ def read_login_string(settings: Settings) -> str | None:
     return os.environ.get(CLIENT_VARIABLE) or read_auth(settings)
 
 
-def worker_lines(rental: Rental, settings: Settings, queue: str) -> list[str]:
-    """Return the script that installs Trainyard and starts the worker.
+def worker_lines(rental: Rental, settings: Settings, queue: str, *, deadline_s: int = 0) -> list[str]:
+    """Return the script that installs Trainyard and starts the worker, which may end after a time.
 
     Runs carry the folders of this home: they are made there, and this checkout's is a link to the installed one.
     """
@@ -124,6 +124,7 @@ def worker_lines(rental: Rental, settings: Settings, queue: str) -> list[str]:
     installed = "$(python3 -c 'from trainyard.locations import checkout; print(checkout())')"
     name = f"rented-{rental.key}"
     start = f"prefect worker start --type process --pool {settings.work_pool} --work-queue {queue} --name {name}"
+    start = f"timeout {deadline_s} {start}" if deadline_s else start
     return [
         settings.rent_setup,
         f"mkdir -p {home} {work}",
@@ -133,11 +134,20 @@ def worker_lines(rental: Rental, settings: Settings, queue: str) -> list[str]:
 
 
 def worker_environment(rental: Rental, settings: Settings, port: int) -> dict[str, str]:
-    """Return the variables of the worker: its way to Prefect, and its price, so that runs know what they cost."""
+    """Return the variables of the worker, whose way to Prefect is a port of its own machine."""
+    return worker_variables(rental, f"http://127.0.0.1:{port}/api") | worker_secrets(settings)
+
+
+def worker_secrets(settings: Settings) -> dict[str, str]:
+    """Return what opens the Prefect server."""
     auth = read_login_string(settings)
+    return {CLIENT_VARIABLE: auth} if auth else {}
+
+
+def worker_variables(rental: Rental, url: str) -> dict[str, str]:
+    """Return the way of the worker to Prefect, and its price, so that runs know what they cost."""
     return {
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        **({CLIENT_VARIABLE: auth} if auth else {}),
+        "PREFECT_API_URL": url,
         "TRAINYARD_PRICE_PER_HOUR": str(rental.offer.usd_per_hour / rental.offer.gpus),
         "TRAINYARD_PRICE_DATE": str(rental.offer.date),
     }

@@ -1,46 +1,35 @@
 """Prime Intellect's REST API: offers and pods, as its own client (PyPI `prime` 0.18) calls it.
 
-    GET    /api/v1/availability/gpus?gpu_count&page&page_size    {items, totalCount}
-    POST   /api/v1/pods {pod, provider}                          the pod
-    GET    /api/v1/pods?offset&limit                             {data, total_count}
-    GET    /api/v1/pods/{id}, /api/v1/pods/status?pod_ids        a pod; {data: [{status, sshConnection, …}]}
-    DELETE /api/v1/pods/{id}
-
-A `POST` is sent once: its lost reply does not justify a second machine. Times are those of the service, from the `Date`
-of its replies, so that a clock of this machine that is set back lengthens no rental.
+GET    /api/v1/availability/gpus?gpu_count&page&page_size    {items, totalCount}
+POST   /api/v1/pods {pod, provider}                          the pod
+GET    /api/v1/pods?offset&limit                             {data, total_count}
+GET    /api/v1/pods/{id}, /api/v1/pods/status?pod_ids        a pod; {data: [{status, sshConnection, …}]}
+DELETE /api/v1/pods/{id}
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, date, datetime
+from datetime import datetime
 from decimal import Decimal
-from email.utils import parsedate_to_datetime
-from typing import Any, Self
+from typing import Any
 
-import httpx
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from trainyard.compute.rent.rentals import Offer, OfferQuery
-from trainyard.errors import Denied, NotFound, TrainyardError, Unavailable
+from trainyard.compute.rent.rentals import Offer, OfferQuery, Rental
+from trainyard.compute.rent.wire import Pod, RentService, ReplyLost
+from trainyard.errors import NotFound
 from trainyard.json_types import JsonObject
 
 API = "/api/v1"
 PAGE = 100
-TIMEOUT_S = 30.0
 IN_STOCK = frozenset({"Available", "High", "Medium", "Low"})
 GONE = frozenset({"TERMINATED", "DELETED"})
 """States of a pod that costs nothing any more; in most cases the service answers 404."""
 
 
-class ReplyLost(Unavailable):
-    """The service may or may not have done what it was asked for."""
-
-    default_code = "E-RENT"
-
-
-class Pod(BaseModel):
-    """A pod, as far as it is read here."""
+class PrimePod(BaseModel):
+    """A pod as the service writes it, as far as it is read here."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -57,22 +46,17 @@ class Pod(BaseModel):
         first = self.ssh[0] if isinstance(self.ssh, list) and self.ssh else self.ssh
         return first.removeprefix("ssh ").strip() if isinstance(first, str) else ""
 
+    def describe(self) -> Pod:
+        """Return the pod in the words of all services."""
+        return Pod(id=self.id, name=self.name or "", created_at=self.created_at, price=self.price, address=self.address)
 
-class PrimeService:
+
+class PrimeService(RentService):
     """Client of one account."""
 
-    def __init__(self, base_url: str, api_key: str, client: httpx.Client | None = None) -> None:
-        self.base_url = base_url.rstrip("/") + API
-        self.headers = {"Authorization": f"Bearer {api_key}"}
-        self.client = client or httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=10.0))
-        self.time = datetime.now(UTC)
-        """The service's time at its last reply."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
+    service = "prime"
+    title = "Prime Intellect"
+    key_name = "PRIME_API_KEY"
 
     def list_offers(self, query: OfferQuery) -> list[Offer]:
         """Return the offers in stock. A page that fails is an error: a partial list may lack the cheapest offer."""
@@ -80,7 +64,7 @@ class PrimeService:
         page, seen = 1, 0
         while True:
             params = {"gpu_count": str(query.gpus), "page": page, "page_size": PAGE}
-            body = self.request("GET", "/availability/gpus", params=params)
+            body = self.read("GET", f"{API}/availability/gpus", params=params)
             items = body.get("items") or []
             offers += [offer for item in items if (offer := self.read_offer(item)) is not None]
             seen, page = seen + len(items), page + 1
@@ -108,30 +92,23 @@ class PrimeService:
             usd_per_hour=Decimal(str(price)), source="Prime Intellect availability", date=self.today, order=order,
         )  # fmt: skip
 
-    def read_age(self, pod: Pod) -> float:
-        """Return the age of a pod by the service's clock, in seconds."""
-        return max(0.0, (self.time - pod.created_at).total_seconds())
-
-    @property
-    def today(self) -> date:
-        return self.time.date()
-
-    def create_pod(self, name: str, offer: Offer, max_price: Decimal) -> Pod:
+    def create_pod(self, rental: Rental) -> Pod:
         """Order a machine, once. Raises `ReplyLost` where it may have been ordered all the same."""
-        order = dict(offer.order)
+        order = dict(rental.offer.order)
         provider = order.pop("provider", None)
-        pod: JsonObject = {**order, "name": name, "maxPrice": float(max_price), "autoRestart": False, "envVars": []}
+        price = float(rental.limits.max_price)
+        pod: JsonObject = {**order, "name": rental.name, "maxPrice": price, "autoRestart": False, "envVars": []}
         body = {"pod": pod, "provider": {"type": provider} if provider else {}, "disks": None, "team": None}
-        return self.read_pod(self.request("POST", "/pods", json=body))
+        return self.read_pod(self.request("POST", f"{API}/pods", json=body)).describe()
 
     def list_pods(self, prefix: str) -> list[Pod]:
         """Return the pods whose names begin with a prefix."""
-        return [pod for pod in self.read_pods() if (pod.name or "").startswith(prefix)]
+        return [pod.describe() for pod in self.read_pods() if (pod.name or "").startswith(prefix)]
 
-    def read_pods(self) -> Iterator[Pod]:
+    def read_pods(self) -> Iterator[PrimePod]:
         offset = 0
         while True:
-            body = self.request("GET", "/pods", params={"offset": offset, "limit": PAGE})
+            body = self.read("GET", f"{API}/pods", params={"offset": offset, "limit": PAGE})
             data = body.get("data") or []
             yield from (pod for pod in map(self.read_pod, data) if pod.status not in GONE)
             offset += len(data)
@@ -141,53 +118,26 @@ class PrimeService:
     def find_pod(self, pod_id: str) -> Pod | None:
         """Return a pod with its address; None where it is gone."""
         try:
-            pod = self.read_pod(self.request("GET", f"/pods/{pod_id}"))
-            statuses = self.request("GET", "/pods/status", params={"pod_ids": [pod_id]}).get("data") or []
+            pod = self.read_pod(self.read("GET", f"{API}/pods/{pod_id}"))
+            statuses = self.read("GET", f"{API}/pods/status", params={"pod_ids": [pod_id]}).get("data") or []
         except NotFound:
             return None
         values = pod.model_dump(by_alias=True) | {"priceHr": pod.price}
         for status in statuses:
             values |= {name: status[name] for name in ("status", "sshConnection", "priceHr") if status.get(name)}
-        pod = Pod.model_validate(values)
-        return None if pod.status in GONE else pod
+        pod = PrimePod.model_validate(values)
+        return None if pod.status in GONE else pod.describe()
 
     def delete_pod(self, pod_id: str) -> None:
         """Release a machine; one that is gone already is accepted."""
         try:
-            self.request("DELETE", f"/pods/{pod_id}")
+            self.request("DELETE", f"{API}/pods/{pod_id}")
         except NotFound:
             return
 
-    def read_pod(self, body: JsonObject) -> Pod:
+    def read_pod(self, body: JsonObject) -> PrimePod:
         """Raises `Unavailable` (`E-RENT`) for a body that is not a pod."""
         try:
-            return Pod.model_validate(body)
+            return PrimePod.model_validate(body)
         except ValidationError as error:
             raise ReplyLost("The service answered with no pod.", why=str(error.errors()[0]["msg"])) from error
-
-    def request(self, method: str, path: str, **options: Any) -> JsonObject:
-        """Return the body of a reply. Raises `Denied`, `NotFound`, `ReplyLost` and `TrainyardError` (`E-RENT`)."""
-        try:
-            reply = self.client.request(method, self.base_url + path, headers=self.headers, **options)
-        except httpx.ConnectError as error:
-            raise Unavailable(f"{self.base_url} does not answer: {error}", do="Try again.", code="E-RENT") from error
-        except httpx.HTTPError as error:
-            raise ReplyLost(f"The reply of {method} {path} was lost: {type(error).__name__}.") from error
-        if date_text := reply.headers.get("Date"):
-            self.time = parsedate_to_datetime(date_text).astimezone(UTC)
-        if reply.status_code in (401, 403):
-            raise Denied("Prime Intellect refuses the key.", do="Set PRIME_API_KEY to a valid key.", code="E-RENT")
-        if reply.status_code == 404:
-            raise NotFound(f"{path} is not there.", code="E-RENT")
-        if reply.status_code >= 500:
-            raise ReplyLost(f"{method} {path} failed with {reply.status_code}.")
-        if reply.status_code >= 400:
-            raise TrainyardError(
-                f"Prime Intellect refuses {method} {path}: {reply.text[:300]}", do="Choose another offer.",
-                code="E-RENT",
-            )  # fmt: skip
-        try:
-            body = reply.json() if reply.content else {}
-        except ValueError as error:
-            raise ReplyLost(f"The reply of {method} {path} is not JSON.") from error
-        return body if isinstance(body, dict) else {"data": body}

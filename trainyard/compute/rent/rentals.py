@@ -25,6 +25,8 @@ from trainyard.stores.schema import add_version, read_versioned
 from trainyard.stores.whole import write_json_durably
 
 KEY = re.compile(r"[a-z0-9]{4,32}")
+RentalService = Literal["prime", "skypilot", "dstack"]
+"""What rents a machine: Prime Intellect, called from here, or the server of another engine."""
 
 
 class Frozen(BaseModel):
@@ -43,8 +45,8 @@ class OfferSize(Frozen):
 class Offer(OfferSize):
     """Machine that a provider rents out, with its price."""
 
-    service: Literal["prime", "catalog"]
-    """Where the offer is from: only `prime` rents."""
+    service: RentalService | Literal["catalog"]
+    """Where the offer is from; the catalog only compares."""
     provider: str
     instance: str
     region: str = ""
@@ -97,6 +99,16 @@ class RentalLimits(Frozen):
     idle_duration_s: float = Field(gt=0)
 
 
+class Work(Frozen):
+    """What an engine runs on the machine that it rents."""
+
+    script: str
+    """Lines for `sh`."""
+    variables: dict[str, str]
+    secrets: dict[str, str] = Field(default_factory=dict)
+    """Variables that the engine hides where it can."""
+
+
 class RentalState(StrEnum):
     """State of a rental."""
 
@@ -134,6 +146,11 @@ class Rental(Frozen):
     """The machine's public key, once it was reached over SSH."""
     reason: str = ""
     """Why it was released."""
+
+    @property
+    def seconds_left(self) -> float:
+        """The rest of max_duration; at least one second."""
+        return max(1.0, self.limits.max_duration_s - self.age_s)
 
     @property
     def is_open(self) -> bool:

@@ -5,7 +5,7 @@
       └─ the renter dies: the next command adopts or releases what has the name
 
 A look releases a machine one poll before a limit would be passed. Ages are those of the service's clock. A machine of
-this home's prefix without an open record is released on sight.
+this home's prefix without an open record is released on sight. A renter looks after the rentals of its own service.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
-from typing import Protocol
 
 from trainyard.callbacks import ignore
-from trainyard.compute.rent.prime import Pod, ReplyLost
-from trainyard.compute.rent.rentals import Offer, OfferQuery, Rental, RentalLimits, RentalState, RentalStore
+from trainyard.compute.rent.rentals import (
+    Offer,
+    OfferQuery,
+    Rental,
+    RentalLimits,
+    RentalState,
+    RentalStore,
+)
+from trainyard.compute.rent.wire import Pod, RentService, ReplyLost
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
 from trainyard.spec.money import SECONDS_PER_HOUR, format_usd, round_usd
 
@@ -27,23 +33,14 @@ LOOKS = 4
 """Looks for a machine whose order had no reply, a poll apart."""
 APPEARS_S = 600.0
 """Time after which a machine that was ordered and never seen is given up; should it appear, its name releases it."""
+STARTS_S = 1800.0
+"""Time in which a service has to find a machine for an order that it has taken."""
+CONFIRM_S = 5.0
+"""Time between two looks whether a released machine is gone."""
 
 
-class RentService(Protocol):
-    """Service that rents machines; `testing/prime_server.py` is its double."""
-
-    def list_offers(self, query: OfferQuery) -> list[Offer]: ...
-
-    def create_pod(self, name: str, offer: Offer, max_price: Decimal) -> Pod: ...
-
-    def list_pods(self, prefix: str) -> list[Pod]: ...
-
-    def find_pod(self, pod_id: str) -> Pod | None: ...
-
-    def delete_pod(self, pod_id: str) -> None: ...
-
-    def read_age(self, pod: Pod) -> float:
-        """Return the age of a machine by the service's clock, in seconds."""
+def is_never_busy(_rental: Rental) -> bool:
+    return False
 
 
 class Renter:
@@ -58,9 +55,10 @@ class Renter:
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         say: Callable[[str], None] = ignore,
+        is_busy: Callable[[Rental], bool] = is_never_busy,
     ) -> None:
         self.service, self.store, self.poll_s = service, store, poll_s
-        self.now, self.sleep, self.say = now, sleep, say
+        self.now, self.sleep, self.say, self.is_busy = now, sleep, say, is_busy
 
     # Rent
 
@@ -70,6 +68,11 @@ class Renter:
         Raises `NotFound` (`E-OFFERS`), `LimitExceeded` (`E-SPEND`), `Conflict` (`E-RENTAL`), and as the service does.
         """
         earlier = self.store.find(key)
+        if earlier is not None and not self.has(earlier):
+            raise Conflict(
+                f"The rental {key} is one of {earlier.offer.service}, not of {self.service.service}.",
+                do="Use another key, or the engine of the rental.", code="E-RENTAL",
+            )  # fmt: skip
         if earlier is not None and earlier.is_open:
             return self.check(earlier)
         if earlier is not None:
@@ -88,6 +91,10 @@ class Renter:
             )
             raise
         rental = self.check(self.adopt(rental, pod))
+        if not rental.is_open and not rental.checked:
+            raise Unavailable(
+                f"{self.service.title} rented no machine: {rental.reason}.", do="Ask for offers again.", code="E-RENT"
+            )
         if not rental.is_open or rental.state is RentalState.RELEASING:
             raise LimitExceeded(
                 f"The machine was released at once: {rental.reason}.", do="Ask for offers again.", code="E-RENT"
@@ -122,7 +129,7 @@ class Renter:
     def order(self, rental: Rental) -> Pod:
         """Order a machine, once; where the reply is lost, look for the machine by its name."""
         try:
-            pod = self.service.create_pod(rental.name, rental.offer, rental.limits.max_price)
+            pod = self.service.create_pod(rental)
         except ReplyLost as error:
             self.say(f"{error.what} Looking for {rental.name}.")
             listed_pod = self.look_for(rental.name)
@@ -140,13 +147,17 @@ class Renter:
             if attempt:
                 self.sleep(self.poll_s)
             try:
-                pods = [pod for pod in self.service.list_pods(name) if pod.name == name]
+                pod = self.find_order(name)
             except TrainyardError as error:
                 self.say(str(error))
                 continue
-            if pods:
-                return pods[0]
+            if pod is not None:
+                return pod
         return None
+
+    def find_order(self, name: str) -> Pod | None:
+        """Return the machine, or what will become one, with a name."""
+        return next((pod for pod in self.service.list_pods(name) if pod.name == name and pod.is_order), None)
 
     def adopt(self, rental: Rental, pod: Pod) -> Rental:
         updates = {"state": RentalState.ACTIVE, "pod_id": pod.id, "ssh": pod.address}
@@ -159,31 +170,42 @@ class Renter:
         if not rental.is_open or not rental.pod_id:
             return self.check_order(rental) if rental.is_open else rental
         pod = self.service.find_pod(rental.pod_id)
-        if pod is None:
-            return self.close_gone(rental)
-        price = pod.price if pod.price is not None else rental.offer.usd_per_hour
-        age = max(rental.age_s, self.service.read_age(pod))
-        usd = round_usd(rental.usd + price * Decimal(str(age - rental.age_s)) / SECONDS_PER_HOUR)
-        updates = {"age_s": age, "usd": usd, "checked": self.now(), "ssh": pod.address or rental.ssh}
-        rental = self.store.put(rental.model_copy(update=updates | ({"busy_age_s": age} if busy else {})))
+        if pod is None or pod.end:
+            return self.close_gone(rental, "" if pod is None else pod.end)
+        price = self.choose_price(rental, pod)
+        rental = self.measure(rental, pod)
+        if busy or self.is_busy(rental):
+            rental = self.store.put(rental.model_copy(update={"busy_age_s": rental.age_s}))
         if rental.state is RentalState.RELEASING:
             return self.release(rental, rental.reason)
         if reason := self.find_limit(rental, price):
             return self.release(rental, reason)
         return rental
 
-    def close_gone(self, rental: Rental) -> Rental:
+    def measure(self, rental: Rental, pod: Pod) -> Rental:
+        """Write the age of a machine, and what it has cost."""
+        age = max(rental.age_s, self.service.read_age(pod))
+        price = self.choose_price(rental, pod)
+        usd = round_usd(rental.usd + price * Decimal(str(age - rental.age_s)) / SECONDS_PER_HOUR)
+        updates = {"age_s": age, "usd": usd, "checked": self.now(), "ssh": pod.address or rental.ssh}
+        return self.store.put(rental.model_copy(update=updates))
+
+    def choose_price(self, rental: Rental, pod: Pod) -> Decimal:
+        """Return the machine's own price, else that of its offer."""
+        return pod.price if pod.price is not None else rental.offer.usd_per_hour
+
+    def close_gone(self, rental: Rental, end: str = "") -> Rental:
         """Close the record of a machine that the service does not have; a new one is not listed at once."""
-        if rental.age_s == 0 and self.now() - rental.created < APPEARS_S and not rental.reason:
+        if not end and rental.age_s == 0 and self.now() - rental.created < APPEARS_S and not rental.reason:
             return rental
-        reason = rental.reason or "the machine is gone: the provider took it back, or it ended itself"
+        reason = rental.reason or end or "the machine is gone: the provider took it back, or it ended itself"
         return self.store.put(rental.model_copy(update={"state": RentalState.RELEASED, "reason": reason}))
 
     def check_order(self, rental: Rental) -> Rental:
         """Look whether a machine that was ordered has appeared."""
-        pods = [pod for pod in self.service.list_pods(rental.name) if pod.name == rental.name]
-        if pods:
-            return self.check(self.adopt(rental, pods[0]))
+        pod = self.find_order(rental.name)
+        if pod is not None:
+            return self.check(self.adopt(rental, pod))
         if self.now() - rental.created < APPEARS_S:
             return rental
         return self.store.put(
@@ -200,6 +222,8 @@ class Renter:
             return f"max_duration of {limits.max_duration_s:g} s"
         if next_usd > limits.max_spend:
             return f"max_spend of {format_usd(limits.max_spend)}"
+        if rental.age_s == 0 and self.now() - rental.created >= STARTS_S:
+            return "no machine was there in time"
         if rental.age_s - rental.busy_age_s >= limits.idle_duration_s:
             return f"idle for {limits.idle_duration_s:g} s"
         return ""
@@ -214,40 +238,49 @@ class Renter:
             if not pods:
                 return self.check_order(rental) if self.now() - rental.created >= APPEARS_S else rental
             rental = self.store.put(rental.model_copy(update={"pod_id": pods[0].id}))
-        self.service.delete_pod(rental.pod_id)
-        if self.service.find_pod(rental.pod_id) is not None:
-            return rental
+        waited_s = 0.0
+        while True:
+            self.service.delete_pod(rental.pod_id)
+            pod = self.service.find_pod(rental.pod_id)
+            if pod is None or pod.end:
+                break
+            rental = self.measure(rental, pod)
+            if waited_s >= self.service.confirm_s:
+                return rental
+            self.sleep(CONFIRM_S)
+            waited_s += CONFIRM_S
         self.say(f"released {rental.name}: {reason}, {format_usd(rental.usd)}")
         return self.store.put(rental.model_copy(update={"state": RentalState.RELEASED}))
 
     def reap(self) -> list[str]:
-        """Look at every open rental, and release every machine of this home that has none.
+        """Look at every open rental of the service, and release every machine of this home that has none.
 
         Returns what could not be looked at. One failure keeps no other machine from being released.
         """
         problems: list[str] = []
         for rental in self.store.list():
-            if rental.is_open:
+            if rental.is_open and self.has(rental):
                 with collect_problem(problems, rental.name):
                     self.check(rental)
         with collect_problem(problems, self.store.prefix):
-            records = {rental.name: rental for rental in self.store.list()}
+            records = {rental.name: rental for rental in self.store.list() if self.has(rental)}
             for pod in self.service.list_pods(self.store.prefix):
-                record = records.get(pod.name or "")
+                record = records.get(pod.name)
                 if record is None or not record.is_open or record.pod_id not in ("", pod.id):
                     with collect_problem(problems, pod.id):
                         self.release_stray(pod, record)
         return problems
+
+    def has(self, rental: Rental) -> bool:
+        """Return whether a rental is one of this renter's service."""
+        return rental.offer.service == self.service.service
 
     def release_stray(self, pod: Pod, record: Rental | None) -> None:
         """Release a machine that no open rental has, and add its cost to the record with its name."""
         self.say(f"releasing {pod.name} ({pod.id}), which no open rental of this home has")
         self.service.delete_pod(pod.id)
         if record is not None and not record.is_open:
-            price = pod.price if pod.price is not None else record.offer.usd_per_hour
-            unseen = Decimal(str(max(0.0, self.service.read_age(pod) - record.age_s)))
-            usd = round_usd(record.usd + price * unseen / SECONDS_PER_HOUR)
-            self.store.put(record.model_copy(update={"usd": usd, "pod_id": pod.id}))
+            self.measure(record.model_copy(update={"pod_id": pod.id}), pod)
 
     @contextmanager
     def attach(self, rental: Rental) -> Iterator[Rental]:
