@@ -238,7 +238,9 @@ def list_offers(request: OffersInput, context: Context) -> OfferList:
     query, settings = build_query(request), context.settings
     service = choose_service(request.engine, settings)
     sources: dict[str, Callable[[], list[Offer]]] = {
-        service: lambda: ask_service(service, query, settings), "catalog": lambda: ask_catalog(query, settings)}
+        service: lambda: ask_service(service, query, settings),
+        "catalog": lambda: ask_catalog(query, settings),
+    }
     if request.service not in ("", *sources):
         raise InvalidInput(
             f"The engine {request.engine or settings.rent_engine} has no offers of {request.service}.",

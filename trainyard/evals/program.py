@@ -148,8 +148,8 @@ def answer_samples(
     sets: dict[str, list[tuple[str, Case]]] = {}
     for line, cases in lines:
         name = label(line).partition("/")[2]
-        if prompts := [(name, case) for case in cases if case.prompt]:
-            sets.setdefault(name, prompts)
+        if named := [(name, case) for case in cases if case.prompt]:
+            sets.setdefault(name, named)
     turns = zip_longest(*sets.values())
     chosen = [item for turn in turns for item in turn if item is not None][: job.config.samples]
     prompts = [case for _, case in chosen]
