@@ -10,19 +10,25 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from trainyard.data.extractive import clauses, grammar, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
+from trainyard.data.extractive.english_fronts import instructs
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
+from trainyard.data.extractive.noun_phrases import is_finite
 from trainyard.data.extractive.outline import Section
+from trainyard.data.extractive.passages import ANNOUNCES
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, Reader, acceptable_part, ended, place_of
+from trainyard.data.extractive.statements import ABOVE, ASKERS, ELSEWHERE, Reader, acceptable_part, ended, place_of
 from trainyard.data.extractive.tagging import tag_sentence
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 LISTS = ("listing", "steps")
 ALSO = re.compile(r"(?:\w+ ){1,3}(?:also|auch)\b")
 """A first sentence that adds something to the text above it."""
+MOST_TASK_WORDS, LEAST_TASK, MOST_TASK_CODE = 150, 10, 400
+"""Words of a section that says how to do what its heading names, and letters of its code."""
 MOST_SECTION_WORDS = 100
 """Of a section that is one answer."""
 QUESTION_SENTENCES = 3
@@ -51,7 +57,9 @@ LEAST_SECTION = 20
 TERM_WORDS = 6
 MOST_NAME_WORDS = 9
 """Of a link's text or a title."""
-NUMBERED = re.compile(r"(?:Step|Schritt|Part|Teil|Chapter|Kapitel) \d+\b", re.I)
+DATED = re.compile(r"\b(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)\w* \d{1,2}(?:\w\w)?, \d{4}\W*$")
+"""The title of an article with its date."""
+NUMBERED = re.compile(r"(?:Step|Schritt|Part|Teil|Chapter|Kapitel) \d+\b|\d+(?:st|nd|rd|th)?$", re.I)
 DEFINED_WORDS = 4
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 
@@ -158,10 +166,37 @@ def section_answer(section: Section, opening: str, reader: Reader) -> str:
     if not section.code and not section.rows and len(plain) == len(section.blocks):
         whole = " ".join(plain)
         good = all(map(reader.is_usable, sentences.sentences(whole)))
-        if good and num_words(whole) <= MOST_SECTION_WORDS and whole.startswith(opening[:20]):
+        announces = ANNOUNCES.match(sentences.sentences(whole)[-1]) if whole else None
+        if good and not announces and num_words(whole) <= MOST_SECTION_WORDS and whole.startswith(opening[:20]):
             return whole
     first = next(reader.passages(section), None)
     return first.text if first and first.text.startswith(opening[:20]) else opening
+
+
+def task_of(section: Section, topic: str, language: str, reader: Reader) -> tuple[str, str] | None:
+    """Return the question of an English heading that names a task, with its whole section that says how."""
+    question = grammar.as_task(topic) if language == ENGLISH else None
+    if question is None or section.rows or len(section.code) > 1 or not section.blocks:
+        return None
+    if any(block.depth > 2 or (block.text.rstrip().endswith(":") and block.list_id) for block in section.blocks):
+        return None
+    parts: list[str] = []
+    for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
+        texts = [without_label(block.text) if not list_id else block.text for block in group]
+        parts += ["; ".join(text.rstrip(" ;,.") for text in texts) + "."] if list_id else texts
+    for before, lines in section.code:
+        if before not in parts or "\n\n" in lines or len(lines) > MOST_TASK_CODE:
+            return None
+        parts.insert(parts.index(before) + 1, f"\n\n```\n{lines}\n```\n\n")
+    answer = re.sub(r" *\n\n+ *", "\n\n", " ".join(parts)).strip()
+    plain = [sentence for part in parts if not part.startswith("\n") for sentence in sentences.sentences(part)]
+    sound = all(
+        acceptable_part(sentence) and not ELSEWHERE.search(sentence) and not ABOVE.search(sentence)
+        for sentence in plain
+    )
+    complete = answer[-1:] in ".!`" and LEAST_TASK <= num_words(answer) <= MOST_TASK_WORDS
+    tells = any(instructs(re.sub(r"^[^,]{3,60}, ", "", sentence)) or instructs(sentence) for sentence in plain)
+    return (question, answer) if sound and complete and tells and not reader.follows(plain[0]) else None
 
 
 def shares_word(topic: str, sentence: str) -> bool:
@@ -193,6 +228,8 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
             subject = grammar.definition_subject(opening, title) if language == ENGLISH else None
             if subject:
                 yield Fact("definition", subject, title, opening, 0)
+        elif named and (task := task_of(section, topic, language, reader)):
+            yield Fact("question", task[0], title, task[1], 0)
         elif named and not question:
             whole = section_answer(section, opening, reader) if language in ASKERS else opening
             longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
@@ -206,11 +243,11 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         if defined and re.match(r"What (?:is|are) ", entry.topic) and entry.answer.startswith(opening or ""):
             continue  # the definition asks for it
         location = f"{where}{colon}{entry.context}" if entry.context else where
-        if entry.rule in ("listing", "steps") and question:
+        if entry.rule in LISTS and question and entry.topic == topic:
             if not opening:
                 yield Fact("question", question, title, entry.answer, 1)
             continue
-        if entry.rule in ("listing", "steps") or entry.topic.lower() == topic.lower():
+        if (entry.rule in LISTS and entry.topic == topic) or entry.topic.lower() == topic.lower():
             location = title
         yield Fact(
             entry.rule, entry.topic, location, entry.answer, entry.worth + 1, clause=entry.clause, placed=entry.placed
@@ -243,9 +280,14 @@ def only_names(meaning: str, language: str) -> bool:
 
 def is_term(term: str, meaning: str, language: str) -> bool:
     """Whether a label names something that its meaning explains."""
-    if NUMBERED.match(term) or REMARK.fullmatch(term) or only_names(meaning, language):
+    if NUMBERED.match(term) or REMARK.fullmatch(term) or only_names(meaning, language) or DATED.search(meaning):
         return False
-    last = tag_sentence(term, language)[-1].tag
+    tokens = tag_sentence(term, language)
+    if language == ENGLISH and any(
+        is_finite(token, ENGLISH) and token.tag not in ("VVB", "VVD") for token in tokens[1:]
+    ):
+        return False  # "The centre has six teams" names nothing
+    last = tokens[-1].tag
     return last not in ("APPR", "APPRART", "ART", "PRP", "AT0", "KON", "CJC")
 
 

@@ -65,6 +65,11 @@ def may_be_verb(word: str) -> bool:
     return bool({"VVB", "VVI", "VVZ"} & possible_tags(word, ENGLISH).keys())
 
 
+def may_be_noun(word: str) -> bool:
+    """Whether an English word may be a noun."""
+    return bool({"NN0", "NN1", "NN2", "NP0"} & possible_tags(word.lower(), ENGLISH).keys())
+
+
 def is_sentence(text: str, language: str) -> bool:
     """Whether a text has a verb of its own, and begins with its subject, or commands."""
     tokens = tag_sentence(re.sub(r"^Please ", "", text), language)
@@ -145,9 +150,17 @@ def is_inside(tokens: Sequence[Token], index: int, language: str) -> bool:
     return bool(re.match(r"[\w`'’]", token.text))
 
 
-def is_verb_first(tokens: Sequence[Token], index: int) -> bool:
-    """Whether the first word of an English sentence may be its verb: "Review access logs"."""
-    return index == 0 and may_be_verb(tokens[0].text)
+def is_verb_first(tokens: Sequence[Token], index: int, end: int) -> bool:
+    """Whether the first word of a run of nouns may be a verb: "Review access logs", "For help, visit Example Pages".
+
+    It is none where a verb follows the run: "Pull request reviews are required".
+    """
+    word = tokens[index].text
+    if end < len(tokens) and is_finite(tokens[end], ENGLISH):
+        return False
+    if index == 0:
+        return may_be_verb(word) or bool(re.fullmatch(r"[A-Z][a-z]+ed", word))
+    return tokens[index - 1].text.lower() in (",", "please", "then") and word.islower() and may_be_verb(word)
 
 
 class Words(NamedTuple):
@@ -164,7 +177,9 @@ def span_of(words: Words, start: int, end: int) -> tuple[int, int, int] | None:
     tokens, language = words.tokens, words.language
     head_end = end
     if language == ENGLISH:
-        start += is_verb_first(tokens, start)
+        if start == 1 and may_be_noun(tokens[0].text) and end < len(tokens) and is_finite(tokens[end], ENGLISH):
+            start = 0  # "Pull request reviews are", where "Pull" is taken for the verb
+        start += is_verb_first(tokens, start, end)
         while start < end and (tokens[start].text.lower() in POINTING or tokens[start].tag == "POS"):
             start += 1
         while start < end and tokens[end - 1].tag not in NOUNS[language]:
@@ -202,6 +217,8 @@ def phrase_at(words: Words, start: int, end: int) -> NounPhrase | None:
     if first == 0 and language == ENGLISH:
         text = lower_first(text, tokens[0])
     part = part_of(tokens, before, start, verb, language)
+    if part == OBJECT and language == ENGLISH and is_below(tokens, start):
+        part = OTHER
     is_name = bool(NAME.fullmatch(bare)) or (start and bare.count(" ") and all(w[0].isupper() for w in bare.split()))
     joined = is_joined(tokens, start, end, language)
     strange = re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare)
@@ -281,6 +298,20 @@ def part_of(tokens: Sequence[Token], before: int, start: int, verb: int, languag
     return OTHER
 
 
+def is_below(tokens: Sequence[Token], index: int) -> bool:
+    """Whether a word of an English sentence is in a clause of lower rank, or behind the first of its infinitives."""
+    below, before = False, ""
+    for token in tokens[:index]:
+        if token.tag in SUBORDINATE[ENGLISH] or (token.tag == "TO0" and before not in OBLIGING):
+            below = True
+        elif token.text in ",;:–":
+            below = False
+        before = token.text.lower()
+    return below
+
+
+OBLIGING = ("need", "needs", "have", "has", "able", "going")
+"""Words whose infinitive is the verb of the clause: "you need to move the file"."""
 NO_OBJECT = ("VBZ", "VBB", "VBD", "VBI", "VBN", "VVG", "VA(FIN)", "VA(INF)")
 """Verbs before what a subject is, and participles: "X is a tool", "taking the average"."""
 

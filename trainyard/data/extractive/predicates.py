@@ -319,6 +319,10 @@ def ask_action(clause: Clause, where: str) -> Iterator[Ask]:
         or not question_word(obj, clause)
     ):
         return
+    if clause.lemma == "use" and clause.auxiliary == "do" and clause.kind != "command":
+        if following.text.startswith("to ") or following.first == "for":
+            yield ask_with("What", clause, obj.text, "for", where)
+        return
     if following.first == "of" and clause.reading.lower(following.start - 1) == "instead":
         if not hangs(inner(following)):
             yield ask_with("What", clause, "instead of", inner(following), where)
@@ -394,6 +398,8 @@ def ask_subject(clause: Clause, where: str) -> Iterator[Ask]:
         return
     rest = clause.reading.words(clause.phrases[0].start, clause.phrases[-1].end)
     long = len(content_words(rest)) < LEAST_PREDICATE or len(rest.split()) > LONGEST_PREDICATE
+    if clause.reading.tokens[clause.phrases[0].start - 1].tag == "VVD" and clause.phrases[0].kind == "infinitive":
+        return  # "guidelines revised to include": a participle
     if long or HANGING.match(rest) or clause.phrases[-1].kind == "means":
         return
     predicate, head, words = join(clause.surface, rest, where), clause.head, content_words(clause.subject)

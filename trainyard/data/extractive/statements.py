@@ -17,7 +17,7 @@ from trainyard.data.extractive import clauses, english, german, passages, senten
 from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
-from trainyard.data.extractive.leads import ask_lead
+from trainyard.data.extractive.leads import ask_lead, name_of
 from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.passages import Passage
@@ -35,7 +35,7 @@ FOLLOWING_WORDS = 8
 LEAST_ITEM = 10
 """Words of a list item that is asked by what it is about."""
 MOST_ANSWER_WORDS = 60
-MOST_LIST_WORDS = 120
+MOST_LIST_WORDS = 160
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
     ENGLISH: english.ask_english,
@@ -63,7 +63,10 @@ DEICTIC = {
     ),
 }
 """What makes a sentence too dependent on its neighbours for a question that only names its subject."""
-ABOVE = re.compile(r"\boben genannt|\bobige|\b[Ww]eitere(?:s|n)? (?:findest|finden|gibt)|\babove-mentioned")
+ABOVE = re.compile(
+    r"\b(?:steps?|sections?|view|examples?|instructions?|commands?|table|list|case|points?|page) (?:from )?above\b|\b(?:the|as) above\b|"
+    r"\boben genannt|\bobige|\b[Ww]eitere(?:s|n)? (?:findest|finden|gibt)|\babove-mentioned"
+)
 POINTS_ONLY = re.compile(
     r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
 )
@@ -136,6 +139,7 @@ class Reader:
         self.counts = Counter(self.text.split())
         self.sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         self.section_sentences: list[str] = []
+        self.num_lists = 0
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
         """Yield the statements of a section: those of its sentences and lists in page order, then its passages."""
@@ -159,6 +163,7 @@ class Reader:
             if before.rstrip().endswith((":", "：")):
                 codes.setdefault(before, []).append(code)
         parted = parted_lists(section.blocks)
+        self.num_lists = len({block.list_id for block in section.blocks if block.list_id})
         for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
             blocks = list(group)
             if list_id:
@@ -367,6 +372,7 @@ class Reader:
         texts = [block.text.rstrip(" ;,:.") for block in items]
         covered: set[str] = set()
         instructs = commands(texts, self.language)
+        alone = self.num_lists <= 1 or self.language != ENGLISH
         for index, block in enumerate(items):
             for statement in self.read_item(block, topic, instructs=instructs):
                 covered.add(block.text)
@@ -378,7 +384,9 @@ class Reader:
         labelled = sum(labelled_value(text) is not None for text in texts)
         if labelled * 2 > len(texts):
             return
-        if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
+        if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4:
+            return
+        if len(texts) == len(covered) and self.language != ENGLISH:
             return
         if not whole or any(block.text.rstrip().endswith((":", "：")) for block in items):
             return  # a list of this list is missing in it
@@ -392,9 +400,11 @@ class Reader:
             sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
             for phrase in self.topics(Passage((lead,)), topic, 1) if sound else ():
                 yield Statement("statement", phrase, answer, 2, sentences=len(texts))
-        if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
+        if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary, instructs=instructs)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
-        elif items[0].depth > 1:
+        elif is_lead and self.language == ENGLISH and (label := name_of(lead)) and label.lower() != topic.lower():
+            yield Statement("listing", label, answer, 1, sentences=len(texts))
+        elif items[0].depth > 1 or not alone:
             return  # its lead says what it lists, and no heading does
         elif name and ordered and instructs:
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))
