@@ -45,6 +45,10 @@ COUNTED = re.compile(
 NONE = re.compile(r"There (?P<be>is|are) (?:currently )?no (?!longer|more|need|guarantee)(?P<things>[^,;:()]{8,90})")
 BEFORE_INFINITIVE = word_set("en_before_infinitive")
 """Words whose infinitive is another thing than a purpose: "the ability to …"."""
+EXPLETIVE = re.compile(
+    r"It (?:is|was|will be|may be|can be|might be)(?: \w+ly| also| not| always| often)* \w+ (?:to|that|for)\b|It (?:takes|helps|seems|appears)\b"
+)
+"""Sentences whose "it" means nothing: "It is recommended to"."""
 POINTING_SUBJECT = re.compile(r"(?:It|They|He|She|This|These)(?= )")
 REPLACEABLE = re.compile(rf"[pd]A*[{FINITE}]")
 """A pronoun in front of its verb: "This is", not "This limit is"."""
@@ -65,14 +69,16 @@ NO_GOAL = re.compile(
     r"(?:get|be) started|learn|find out|do\b|help|start$|begin$|see (?:more|what)|read|understand (?:more|why|how)"
 )
 MEANS = re.compile(
-    r"(?:(?:you|we|users|admins|administrators|members|participants|teams|people|staff)"
-    r"(?: (?:can|may|could|should|must|need to|have to))(?: (?:also|then|either|easily|simply|now|quickly|always))* )?(?P<goal>[a-z][^,;:()]{8,90}?) "
-    r"(?:by (?:\w+ly )?[a-z]+ing|using|via) (?=\S)",
+    r"(?:(?:you|users|admins|administrators|members|participants|teams|people|staff)"
+    r"(?: (?:can|may|could|should|must|need to|have to))"
+    r"(?: (?:also|then|either|easily|simply|now|quickly|always))* )?(?P<goal>[a-z][^,;:()]{8,90}?) "
+    r"(?:by (?:\w+ly )?(?!being|having|doing)[a-z]+ing|using|via) (?!them\b|this\b|these\b|it\b|that\b|those\b)(?=\S)",
     re.I,
 )
 """What is done, in front of how."""
 NO_MEANS = ("you", "we", "do", "be", "have", "avoid", "consider", "try", "start", "note", "make")
 CONDITION_PART = re.compile(r"(?:^| )(?:if|when|whenever|once|after|before|unless|as soon as|as long as|in case) .*")
+OWN = re.compile(r"\b(?:we|us|our|I|me|my|however|also|instead|too)\b")
 OWN_PRONOUN = re.compile(r"\b(?:it|its|they|their|them)\b")
 LONGEST_CONDITION = 24
 CONDITION_WORDS = ("if", "when", "whenever", "unless", "once", "before", "after")
@@ -84,6 +90,10 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
     `vocabulary` has the words that the document writes in small letters; `subject` replaces a pronoun at the start.
     """
     front = read_front(sentence, vocabulary)
+    if subject and EXPLETIVE.match(front.main):
+        subject = ""
+    if re.match(r"(?:each|every|no|any)\b", subject, re.I):
+        subject = ""
     if subject and (pronoun := POINTING_SUBJECT.match(front.main)) and REPLACEABLE.match(read(front.main).shape):
         front = front._replace(main=f"{subject[:1].upper()}{subject[1:]}{front.main[pronoun.end() :]}")
     asks: list[Ask] = []
@@ -199,8 +209,8 @@ def ask_condition(front: Front, clause: Clause | None) -> Iterator[Ask]:
             condition = f"{words[0]} you are {condition.partition(' ')[2]}"
     elif re.match("[CQ][GN]", shape) or not (re.search(rf"[{FINITE}]", shape) or any(map(may_be_verb, words[2:5]))):
         return
-    if words[0] == "when" and words[1] == "we":
-        return
+    if OWN.search(condition):
+        return  # what happens to the writer
     if front.kind != "condition" and (clause is None or clause.kind == "be"):
         return
     yield from ask_for_condition(condition, front, clause, advice=advice)

@@ -32,14 +32,16 @@ REASON = re.compile(r"(?:because|since|although|though|as)\b", re.I)
 PURPOSE = re.compile(r"(?:In order to|To) (?=[a-z])")
 MOST_COMMAS = 4
 NO_MAIN = re.compile(
-    r"(?:and|or|but|nor|which|that|who|whose|where|as|such|so|e\.g|i\.e|etc|for example|for instance|ideally|especially|"
-    r"particularly|including|if|when|unless|whether|because|not|rather|preferably|however|plus)\b|[\"“”(\[]|[^\w`]",
+    r"(?:and|or|but|nor|which|that|who|whose|where|as|such|so|e\.g|i\.e|etc|for example|for instance|ideally|"
+    r"especially|particularly|including|the \w+ of (?:which|whom)|if|when|unless|whether|because|not|rather|"
+    r"preferably|however|plus)\b|[\"“”(\[]|[^\w`]",
     re.I,
 )
 """How a part of a sentence begins that is no main clause."""
 LIGHT_ADVERB = re.compile(r"(?:please|then|just|simply|first|also|always|either|instead) ", re.I)
 ADVICE = re.compile(
-    r"(?:you|we)(?:['’]ll)? (?:(?:also|then|first|always|probably|usually|often|still) )?(?:can|could|should|must|may|might|"
+    r"(?:you|we)(?:['’]ll)? (?:(?:also|then|first|always|probably|usually|often|still) )?"
+    r"(?:can|could|should|must|may|might|"
     r"(?:will )?(?:(?:need|have) to|be able to)|are (?:welcome|encouraged|advised|expected|required|free|able) to|"
     r"recommend|suggest|ask (?:you|that)|encourage|advise)\b"
     r"|it(?:['’]s| is) (?:\w+ )?(?:recommended|best|advisable|important|essential|vital|good practice|a good idea)\b"

@@ -27,8 +27,19 @@ from trainyard.data.language import ENGLISH, GERMAN, detect_language
 LISTS = ("listing", "steps")
 ALSO = re.compile(r"(?:\w+ ){1,3}(?:also|auch)\b")
 """A first sentence that adds something to the text above it."""
-MOST_TASK_WORDS, LEAST_TASK, MOST_TASK_CODE = 150, 10, 400
-"""Words of a section that says how to do what its heading names, and letters of its code."""
+MOST_WHOLE_WORDS, MOST_SECTION_CODE = 150, 400
+"""Words of a section with its lists that is one answer, and letters of its code."""
+LEAST_TASK = 10
+"""Words of a section that says how to do what its heading names."""
+LEAST_PART, LEAST_SHARE = 40, 0.6
+"""Words of an answer that is a part of its section, or its share of it."""
+READ_MORE = re.compile(r"(?:Read|Learn|See|Visit|Refer|Check out|Find out) ")
+GENERAL = re.compile(
+    r"(?:contacts?|notes?|examples?|sources?|licen[cs]e|links?|websites?|authors?|dates?|status|owners?|see|names?|questions?|"
+    r"answers?|titles?|results?|e-?mails?|todo|fix|tip)$|about (?:this|the)\b",
+    re.I,
+)
+"""A label or heading that names nothing by itself."""
 MOST_SECTION_WORDS = 100
 """Of a section that is one answer."""
 QUESTION_SENTENCES = 3
@@ -152,6 +163,8 @@ def is_sound(fact: Fact, language: str) -> bool:
         return False
     first = sentences.sentences(fact.answer)[0]
     additions = fact.rule in ("statement", "section") and not soundness.NOT_ONLY.search(first)
+    if language == ENGLISH and soundness.AS_WELL.search(first):
+        return False
     if additions and soundness.ADDS.search(first) and num_words(fact.answer) < ALONE_WORDS:
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
@@ -160,23 +173,30 @@ def is_sound(fact: Fact, language: str) -> bool:
     return bool(fact.rule in ("condition_do", "avoid") or closed) or soundness.is_fresh(fact.answer, question, least)
 
 
-def section_answer(section: Section, opening: str, reader: Reader) -> str:
-    """Return a whole section that is short prose, or its first passage."""
+def section_answer(section: Section, opening: str, reader: Reader, language: str) -> str:
+    """Return a whole section that is short, or its first paragraphs; the opening where neither can be read alone."""
     plain = [without_label(block.text) for block in section.blocks if not block.list_id]
     if not section.code and not section.rows and len(plain) == len(section.blocks):
         whole = " ".join(plain)
-        good = all(map(reader.is_usable, sentences.sentences(whole)))
         announces = ANNOUNCES.match(sentences.sentences(whole)[-1]) if whole else None
+        good = all(map(reader.is_usable, sentences.sentences(whole)))
         if good and not announces and num_words(whole) <= MOST_SECTION_WORDS and whole.startswith(opening[:20]):
             return whole
+    if language == ENGLISH and (whole := whole_section(section, reader)) and whole.startswith(opening[:20]):
+        return whole
     first = next(reader.passages(section), None)
     return first.text if first and first.text.startswith(opening[:20]) else opening
 
 
-def task_of(section: Section, topic: str, language: str, reader: Reader) -> tuple[str, str] | None:
-    """Return the question of an English heading that names a task, with its whole section that says how."""
-    question = grammar.as_task(topic) if language == ENGLISH else None
-    if question is None or section.rows or len(section.code) > 1 or not section.blocks:
+def is_most_of(answer: str, section: Section) -> bool:
+    """Whether an answer says much, or most of what its section says."""
+    words = num_words(answer)
+    return words >= LEAST_PART or words >= LEAST_SHARE * sum(num_words(block.text) for block in section.blocks)
+
+
+def whole_section(section: Section, reader: Reader) -> str | None:
+    """Return the paragraphs, lists and the code of a section of up to 150 words; None where it needs other text."""
+    if section.rows or len(section.code) > 1 or not section.blocks or reader.follows(section.blocks[0].text):
         return None
     if any(block.depth > 2 or (block.text.rstrip().endswith(":") and block.list_id) for block in section.blocks):
         return None
@@ -184,19 +204,31 @@ def task_of(section: Section, topic: str, language: str, reader: Reader) -> tupl
     for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
         texts = [without_label(block.text) if not list_id else block.text for block in group]
         parts += ["; ".join(text.rstrip(" ;,.") for text in texts) + "."] if list_id else texts
+    plain = [sentence for part in parts for sentence in sentences.sentences(part)]
     for before, lines in section.code:
-        if before not in parts or "\n\n" in lines or len(lines) > MOST_TASK_CODE:
+        if before not in parts or "\n\n" in lines or len(lines) > MOST_SECTION_CODE:
             return None
         parts.insert(parts.index(before) + 1, f"\n\n```\n{lines}\n```\n\n")
     answer = re.sub(r" *\n\n+ *", "\n\n", " ".join(parts)).strip()
-    plain = [sentence for part in parts if not part.startswith("\n") for sentence in sentences.sentences(part)]
-    sound = all(
-        acceptable_part(sentence) and not ELSEWHERE.search(sentence) and not ABOVE.search(sentence)
-        for sentence in plain
-    )
-    complete = answer[-1:] in ".!`" and LEAST_TASK <= num_words(answer) <= MOST_TASK_WORDS
-    tells = any(instructs(re.sub(r"^[^,]{3,60}, ", "", sentence)) or instructs(sentence) for sentence in plain)
-    return (question, answer) if sound and complete and tells and not reader.follows(plain[0]) else None
+    sound = all(map(is_here, plain)) and not (ANNOUNCES.match(plain[-1]) or ANNOUNCES.match(plain[0]))
+    return answer if sound and answer[-1:] in ".!`" and num_words(answer) <= MOST_WHOLE_WORDS else None
+
+
+def is_here(sentence: str) -> bool:
+    """Whether a sentence has no remains of markup and does not send its reader to another place."""
+    refers = ELSEWHERE.search(sentence) or ABOVE.search(sentence) or READ_MORE.match(sentence)
+    return acceptable_part(sentence) and not refers
+
+
+def task_of(section: Section, topic: str, language: str, reader: Reader) -> tuple[str, str] | None:
+    """Return the question of an English heading that names a task, with its whole section that says how."""
+    question = grammar.as_task(topic) if language == ENGLISH else None
+    answer = whole_section(section, reader) if question else None
+    if question is None or answer is None or num_words(answer) < LEAST_TASK:
+        return None
+    texts = [sentence for block in section.blocks for sentence in sentences.sentences(block.text)]
+    tells = any(instructs(re.sub(r"^[^,]{3,60}, ", "", text)) or instructs(text) for text in texts)
+    return (question, answer) if tells else None
 
 
 def shares_word(topic: str, sentence: str) -> bool:
@@ -210,7 +242,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     named = topic and topic != title and not BARE.fullmatch(topic)
     colon = COLONS.get(language, ": ")
     where = place_of(title, topic, colon) if named else title
-    question = grammar.as_question(topic, language) if named else None
+    question = grammar.as_question(re.sub(r"^Q: ?", "", topic), language) if named else None
     opening = short_answer(section.paragraphs[0]) if section.paragraphs else None
     if opening and language in ASKERS and section.paragraphs[0].rstrip(CLOSERS + " ")[-1:] not in ".!?…":
         opening = None  # a caption, a name
@@ -231,10 +263,14 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         elif named and (task := task_of(section, topic, language, reader)):
             yield Fact("question", task[0], title, task[1], 0)
         elif named and not question:
-            whole = section_answer(section, opening, reader) if language in ASKERS else opening
+            whole = section_answer(section, opening, reader, language) if language in ASKERS else opening
             longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
             related = language in ASKERS and shares_word(topic, opening)
-            if not is_opening(section, whole, language) and (not longest or len(whole) > longest or related):
+            partial = language == ENGLISH and not is_most_of(whole, section)
+            general = language == ENGLISH and (GENERAL.match(topic) or ANNOUNCES.match(whole))
+            if not (partial or general or is_opening(section, whole, language)) and (
+                not longest or len(whole) > longest or related
+            ):
                 yield Fact("section", topic, title, whole, 1)
     yield from item_facts(section, where, language)
     yield from row_facts(section, where, language)
@@ -281,6 +317,8 @@ def only_names(meaning: str, language: str) -> bool:
 def is_term(term: str, meaning: str, language: str) -> bool:
     """Whether a label names something that its meaning explains."""
     if NUMBERED.match(term) or REMARK.fullmatch(term) or only_names(meaning, language) or DATED.search(meaning):
+        return False
+    if language == ENGLISH and GENERAL.match(term):
         return False
     tokens = tag_sentence(term, language)
     if language == ENGLISH and any(

@@ -27,6 +27,7 @@ DETERMINERS = {
 PREPOSITIONS = {ENGLISH: ("PRP", "PRF"), GERMAN: ("APPR", "APPRART", "KOKOM")}
 JOINING = {ENGLISH: "CJC", GERMAN: "KON"}
 POINTING = word_set("en_pointing_adjectives")
+GENERIC = word_set("en_generic")
 SUBORDINATE = {
     ENGLISH: ("CJS", "CJT", "DTQ", "PNQ", "AVQ"),
     GERMAN: ("KOUS", "KOUI", "PRELS", "PRELAT", "PWS", "PWAV", "PWAT"),
@@ -44,6 +45,8 @@ TIME = re.compile(
     r"Wednesday|Thursday|Friday|Saturday|Sunday|today|tomorrow|(?:\w+ )?(?:seconds?|minutes?|hours?|days?|weeks?|"
     r"months?|years?|times?|moments?))", re.I
 )  # fmt: skip
+CUT = re.compile(r"\.[A-Za-z]$|[a-z] (?:running|working|being|going|using|coming)$")
+"""The end of a phrase that was cut: "continental U.S"."""
 NAME = re.compile(r"`[^`]+`|[A-ZÄÖÜ][A-Z0-9.]+s?|[A-Z]\w*[a-z]\w*[A-Z]\w*|\w+[.-]\w*[A-Z]\w*")
 """Code, an acronym, or a word with a capital inside."""
 
@@ -209,23 +212,38 @@ def phrase_at(words: Words, start: int, end: int) -> NounPhrase | None:
         return None
     if before >= 0 and (re.match(r"[\"“„(\[‘]", tokens[before].text) or belongs_to_noun(tokens, before, language)):
         return None
+    if language == ENGLISH and is_part_of_list(tokens, start):
+        return None
     first = start - 1 if pointing and pointing[-1] in KEPT_ARTICLES else start
     text = sentence[tokens[first].start : tokens[end - 1].end]
     if pointing and pointing[-1] in OWN and tokens[head_end - 1].tag == "NN1":
         text = f"the {text}"
     bare = sentence[tokens[start].start : tokens[end - 1].end]
-    if first == 0 and language == ENGLISH:
+    if language == ENGLISH and (first == 0 or tokens[first - 1].text == ":"):
         text = lower_first(text, tokens[0])
     part = part_of(tokens, before, start, verb, language)
     if part == OBJECT and language == ENGLISH and is_below(tokens, start):
         part = OTHER
     is_name = bool(NAME.fullmatch(bare)) or (start and bare.count(" ") and all(w[0].isupper() for w in bare.split()))
     joined = is_joined(tokens, start, end, language)
-    strange = re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare)
+    cut = language == ENGLISH and CUT.search(bare)
+    strange = cut or re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare)
     if strange or len(bare.split()) > MOST_WORDS or (joined and not (" " in bare or is_name)):
         return None
+    if joined and part != SUBJECT and language == ENGLISH and "`" not in bare:
+        return None
     head = tokens[head_end - 1].text
+    if language == ENGLISH and not is_name and head.lower().removesuffix("s") in GENERIC:
+        return None
     return NounPhrase(text, head, OTHER if joined and part != SUBJECT else part, bool(is_name), len(bare.split()))
+
+
+def is_part_of_list(tokens: Sequence[Token], start: int) -> bool:
+    """Whether the first word of a run continues verbs or adjectives: "mute and unmute guests", "a fast, free codec"."""
+    if start < 2 or (tokens[start - 1].tag != "CJC" and tokens[start - 1].text != ","):
+        return False
+    joined = tokens[start - 1].tag == "CJC" and tokens[start].text.islower() and may_be_verb(tokens[start].text)
+    return joined or tokens[start - 2].tag.startswith("AJ")
 
 
 def extended(tokens: Sequence[Token], of: int) -> int | None:

@@ -36,16 +36,16 @@ ANNOUNCES = re.compile(
 MOST_WORDS = 60
 LEAST_WORDS = 8
 PART_POINTS = {
-    ENGLISH: {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 2.0, OTHER: 0.0, INNER: 0.0},
+    ENGLISH: {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 2.0, OTHER: 1.5, INNER: 1.5},
     GERMAN: {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 1.5, OTHER: 0.5, INNER: 0.5},
 }
 REPEATED, CODE, NAMED, LONG, FIRST = 1.5, 1.5, 0.5, 1.0, 0.5
 """Points of a phrase that occurs again, is code, is a name, has two words, or is in the first sentence."""
-MENTIONED = 2.0
-"""Most points of an English phrase that is neither subject nor object."""
 MOST_MENTIONS = 1
 """Other sentences that may have the subject of a passage."""
-LEAST_POINTS = 3.0
+LATER = 1.0
+"""Points that an English phrase loses that is only mentioned in a later sentence of a passage."""
+LEAST_POINTS = {ENGLISH: 2.5, GERMAN: 3.0}
 """Of a topic: more than being mentioned."""
 WORDS_PER_TOPIC = 14
 MOST_TOPICS = 3
@@ -55,6 +55,8 @@ LONG_WORD = 18
 """Letters of a word that counts as two."""
 COMMON = {ENGLISH: -11.3, GERMAN: -12.0}
 """The rarest word of a phrase is no more common: "snapshot", not "decision"."""
+COMMON_ALONE = -12.0
+"""The same for the only word of an English phrase."""
 COMMON_TOGETHER = -21.0
 """The same for two words of a phrase together."""
 LEAST_LETTERS = 5
@@ -64,6 +66,7 @@ UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|
 VAGUE = re.compile(
     r"(?:a |an |the )?(?:hood\b|certain|several|said|own|complex|similar|many|"
     r"various|necessary|immediate|additional|multiple|some|other)\b"
+    r"|(?:an? )?(?:lot|handful|number|variety|bit|couple|range|few|series|set|majority|kind|sort|part|piece)s? of\b"
 )
 
 
@@ -134,6 +137,8 @@ def candidates(passage: Passage, language: str) -> list[Candidate]:
     for number, sentence in enumerate(passage.sentences):
         for candidate in candidates_of(sentence, language):
             candidate.points += FIRST * (number == 0)
+            if number and language == ENGLISH and not candidate.chief:
+                candidate.points -= LATER
             before = by_stem.setdefault(stemmed(candidate.text), candidate)
             if before is not candidate:
                 before.points = max(before.points, candidate.points) + REPEATED
@@ -153,15 +158,18 @@ def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
             quoted = language == GERMAN and "`" not in phrase.text
             points = PART_POINTS[language][phrase.part] + (CODE if "`" in phrase.text else NAMED * phrase.is_name)
             points += LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
-            if language == ENGLISH and phrase.part in (OTHER, INNER):
-                points = min(points, MENTIONED)
             wording = f"„{phrase.text}“" if quoted else re.sub("^your ", "the ", phrase.text)
             chief = language == ENGLISH and phrase.part in (SUBJECT, FRONT)
             yield Candidate(phrase.text, wording, points, chief)
 
 
 def choose_topics(
-    candidates: list[Candidate], most: int, other_sentences: Collection[str], is_new: Callable[[str], bool]
+    candidates: list[Candidate],
+    most: int,
+    other_sentences: Collection[str],
+    is_new: Callable[[str], bool],
+    *,
+    language: str = ENGLISH,
 ) -> list[Candidate]:
     """Return up to `most` topics: phrases that no other sentence has, or only one where the phrase is a subject here.
 
@@ -171,7 +179,7 @@ def choose_topics(
     return [
         candidate
         for candidate in candidates
-        if candidate.points >= LEAST_POINTS
+        if candidate.points >= LEAST_POINTS[language]
         and is_new(candidate.text)
         and sum(candidate.is_in(other) for other in other_sentences) <= MOST_MENTIONS * candidate.chief
     ][:most]
@@ -190,7 +198,7 @@ def says_what(phrase: NounPhrase, language: str) -> bool:
         return False
     words = [word for word in re.findall(r"[\w'’-]+", text) if word.lower() not in SMALL]
     weights = sorted(commonness(word, language) for word in words)
-    if language == ENGLISH and len(words) == 1 and re.match(r"an? ", text):
+    if language == ENGLISH and len(words) == 1 and (re.match(r"an? ", text) or weights[0] > COMMON_ALONE):
         return False
     return bool(weights) and (weights[0] <= COMMON[language] or sum(weights[:2]) <= COMMON_TOGETHER)
 

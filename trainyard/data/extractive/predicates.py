@@ -57,6 +57,9 @@ UNSPECIFIC = re.compile(
     re.I,
 )
 """Beginnings of an unclear subject."""
+ANYBODY = ("user", "users", "people", "person", "everyone", "anyone", "visitor", "visitors", "member", "members")
+"""Subjects that no question asks for."""
+ANY_POINTING = re.compile(r"\b(?:appropriate|respective|necessary|relevant|corresponding|remaining)\b")
 LONGEST_SUBJECT, LONGEST_OBJECT = 7, 7
 LEAST_PREDICATE = 3
 """Words that say something, behind the verb of a question for the subject."""
@@ -96,7 +99,7 @@ def ask_predicate(clause: Clause, where: str) -> Iterator[Ask]:
     if clause.negative:
         yield from ask_negative(clause, where)
         return
-    if not clause.phrases:
+    if not clause.phrases or (clause.subject.lower() == "you" and clause.auxiliary in ("will", "shall")):
         return
     yield from ask_reason(clause)
     times = list(ask_time(clause, where))
@@ -127,6 +130,9 @@ def ask_reason(clause: Clause) -> Iterator[Ask]:
 def ask_negative(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the question of a sentence that denies: "Does restic support it?"."""
     if clause.auxiliary in ("might", "would", "could", "had") or not clause.phrases:
+        return
+    by_reader = clause.kind == "passive" and re.search(r"\bby (?:you|us|me)\b", clause.rest)
+    if by_reader or (clause.auxiliary in ("will", "shall") and personal(clause)):
         return
     group = clause.reading.shape[: clause.phrases[0].start]
     if re.search("XA|AX|A$", group) or UNSPECIFIC.match(clause.subject):
@@ -178,7 +184,7 @@ def question_word(phrase: Phrase, clause: Clause) -> str:
     head = clause.reading.head(phrase.start + (phrase.kind == "place"), phrase.end)
     if head is None or head.tag in ("PNP", "CRD") or re.search(r"\d+ ?%|\bpercent\b", phrase.text):
         return ""
-    return "Who" if head.tag == "PNI" or head.text.lower() in PERSON_NOUNS else "What"
+    return "Who" if (head.tag == "PNI" and head.text.islower()) or head.text.lower() in PERSON_NOUNS else "What"
 
 
 def is_place(phrase: Phrase | None, clause: Clause) -> bool:
@@ -404,15 +410,17 @@ def ask_subject(clause: Clause, where: str) -> Iterator[Ask]:
         return
     predicate, head, words = join(clause.surface, rest, where), clause.head, content_words(clause.subject)
     is_singular = not clause.plural or clause.auxiliary in ("can", "may", "must", "should", "will", "could")
+    if ANY_POINTING.search(rest):
+        return
     if head in PERSON_NOUNS:
-        if is_singular:
+        if is_singular and head not in ANYBODY:
             yield Ask("subject", f"Who {predicate}?")
     elif head[:1] == "`" and is_singular and len(words) == 1:
         yield Ask("subject", f"What {predicate}?")
     elif (
         head.isalpha()
         and head in clause.subject.split()
-        and (len(words) > 2 or re.search(r"[`A-Z]", clause.subject.partition(" ")[2]))
+        and re.search(r"[`A-Z\d]", clause.subject.partition(" ")[2])
         and words[0] not in POINTING_ADJECTIVES
         and not re.search(rf"\b{head}\b", rest)
         and head.removesuffix("s") not in VAGUE_HEADS

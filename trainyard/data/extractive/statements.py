@@ -35,6 +35,8 @@ FOLLOWING_WORDS = 8
 LEAST_ITEM = 10
 """Words of a list item that is asked by what it is about."""
 MOST_ANSWER_WORDS = 60
+MOST_SINGLE = 2
+"""Times that a page may have a topic of one word."""
 MOST_LIST_WORDS = 160
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
@@ -63,8 +65,10 @@ DEICTIC = {
     ),
 }
 """What makes a sentence too dependent on its neighbours for a question that only names its subject."""
+HANGING_LEAD = re.compile(r"(?:To|For|If|When|After|Before) \w+ (?:it|this|that|them|these|those)\b")
 ABOVE = re.compile(
-    r"\b(?:steps?|sections?|view|examples?|instructions?|commands?|table|list|case|points?|page) (?:from )?above\b|\b(?:the|as) above\b|"
+    r"\b(?:steps?|sections?|view|examples?|instructions?|commands?|table|list|case|points?|page) (?:from )?above\b|"
+    r"\b(?:the|as) above\b|"
     r"\boben genannt|\bobige|\b[Ww]eitere(?:s|n)? (?:findest|finden|gibt)|\babove-mentioned"
 )
 POINTS_ONLY = re.compile(
@@ -222,6 +226,8 @@ class Reader:
         used_words = set(CONTENT[self.language](besides))
 
         def is_new(phrase: str) -> bool:
+            if self.language == ENGLISH and self.is_frequent(phrase):
+                return False
             return bool(soundness.stems(phrase) - heading_stems) and (topic, phrase.lower()) not in self.used_phrases
 
         candidates = []
@@ -230,9 +236,14 @@ class Reader:
             bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
             if content and not used_words & content and not (self.language == ENGLISH and pointer.search(bare)):
                 candidates.append(candidate)
-        topics = passages.choose_topics(candidates, most, other_sentences, is_new)
+        topics = passages.choose_topics(candidates, most, other_sentences, is_new, language=self.language)
         self.used_phrases |= {(topic, candidate.text.lower()) for candidate in topics}
         return [candidate.wording for candidate in topics]
+
+    def is_frequent(self, phrase: str) -> bool:
+        """Whether a phrase of one word is on the page so often that a question for it may mean any sentence."""
+        words = plain_text(phrase).removeprefix("the ").split()
+        return len(words) == 1 and self.counts[words[0]] + self.counts[f"{words[0]}s"] > MOST_SINGLE
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """Yield a further paragraph of a labelled list item."""
@@ -287,7 +298,10 @@ class Reader:
         whole = before and all(map(self.is_usable, before)) and num_words(block.text) <= MOST_ANSWER_WORDS
         if whole and not self.follows(before[0]):
             answer = f"{block.text}\n\n{blocks}"
-        for phrase in self.topics(Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
+        parts = tuple(sentences.sentences(answer.partition("\n")[0]))
+        if self.language == ENGLISH and not is_sentence(parts[0].rstrip(" :") + ".", ENGLISH):
+            return
+        for phrase in self.topics(Passage(parts), topic, 1):
             yield Statement("statement", phrase, answer, 2, sentences=len(before) + 1)
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
@@ -392,6 +406,8 @@ class Reader:
             return  # a list of this list is missing in it
         ordered = bool(items[0].number)
         is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
+        if is_lead and self.language == ENGLISH and (REFERS.search(lead) or HANGING_LEAD.match(lead)):
+            return
         joined = "; ".join(texts)
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
@@ -420,6 +436,8 @@ class Reader:
             if not POINTERS[self.language].fullmatch(term) and not BARE.fullmatch(term):
                 code = bool(re.fullmatch(r"`[^`]+`.*", term))
                 rule = "option" if code else "value" if num_words(meaning) < 5 else ""
+                if rule == "value" and self.language == ENGLISH and not block.label:
+                    return
                 if rule and num_words(meaning):
                     yield Statement(rule, term.strip("`"), ended(text), 1)
                     return
@@ -457,7 +475,7 @@ class Reader:
         )
         if block.number and instructs and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
-            if num_words(text) <= MOST_ANSWER_WORDS:
+            if num_words(text) <= MOST_ANSWER_WORDS and not sentences.INCOMPLETE.search(text):
                 yield Statement("step", step, ended(text), 1, context="")
 
 
@@ -518,7 +536,12 @@ def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
     goal = sentence[match.end() :] if match else ""
     if not goal and clauses.begins_with_command(sentence):
         goal = sentence[0].lower() + sentence[1:]
-    if english.DANGLING.search(goal) or len(goal.split()) < LEAST_LEAD or re.search(r"[,;()]|\b(?:and|or)\b", goal):
+    if (
+        english.DANGLING.search(goal)
+        or re.search(r" to \w+$", goal)
+        or len(goal.split()) < LEAST_LEAD
+        or re.search(r"[,;()]|\b(?:and|or)\b", goal)
+    ):
         return ""
     return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal
 
