@@ -46,7 +46,8 @@ NONE = re.compile(r"There (?P<be>is|are) (?:currently )?no (?!longer|more|need|g
 BEFORE_INFINITIVE = word_set("en_before_infinitive")
 """Words whose infinitive is another thing than a purpose: "the ability to …"."""
 EXPLETIVE = re.compile(
-    r"It (?:is|was|will be|may be|can be|might be)(?: \w+ly| also| not| always| often)* \w+ (?:to|that|for)\b|It (?:takes|helps|seems|appears)\b"
+    r"It (?:is|was|will be|may be|can be|might be)(?: \w+ly| also| not| always| often)* \w+ (?:to|that|for)\b|"
+    r"It (?:takes|helps|seems|appears)\b"
 )
 """Sentences whose "it" means nothing: "It is recommended to"."""
 POINTING_SUBJECT = re.compile(r"(?:It|They|He|She|This|These)(?= )")

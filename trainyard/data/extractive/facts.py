@@ -17,10 +17,20 @@ from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken,
 from trainyard.data.extractive.english_fronts import instructs
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.noun_phrases import is_finite
-from trainyard.data.extractive.outline import Section
+from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.passages import ANNOUNCES
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import ABOVE, ASKERS, ELSEWHERE, Reader, acceptable_part, ended, place_of
+from trainyard.data.extractive.statements import (
+    ABOVE,
+    ASKERS,
+    ELSEWHERE,
+    Reader,
+    acceptable_part,
+    commands,
+    ended,
+    labelled_value,
+    place_of,
+)
 from trainyard.data.extractive.tagging import tag_sentence
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
@@ -163,9 +173,8 @@ def is_sound(fact: Fact, language: str) -> bool:
         return False
     first = sentences.sentences(fact.answer)[0]
     additions = fact.rule in ("statement", "section") and not soundness.NOT_ONLY.search(first)
-    if language == ENGLISH and soundness.AS_WELL.search(first):
-        return False
-    if additions and soundness.ADDS.search(first) and num_words(fact.answer) < ALONE_WORDS:
+    adds = additions and soundness.ADDS.search(first) and num_words(fact.answer) < ALONE_WORDS
+    if adds or (language == ENGLISH and soundness.AS_WELL.search(first)):
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
     least = FRESH.get(fact.rule, LEAST_FRESH)
@@ -200,6 +209,10 @@ def whole_section(section: Section, reader: Reader) -> str | None:
         return None
     if any(block.depth > 2 or (block.text.rstrip().endswith(":") and block.list_id) for block in section.blocks):
         return None
+    items = [block for block in section.blocks if block.list_id]
+    announced = all(block.lead.rstrip().endswith(":") for block in items)
+    if not (announced or commands([block.text for block in items], ENGLISH)) or any(map(is_labelled, items)):
+        return None
     parts: list[str] = []
     for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
         texts = [without_label(block.text) if not list_id else block.text for block in group]
@@ -212,6 +225,11 @@ def whole_section(section: Section, reader: Reader) -> str | None:
     answer = re.sub(r" *\n\n+ *", "\n\n", " ".join(parts)).strip()
     sound = all(map(is_here, plain)) and not (ANNOUNCES.match(plain[-1]) or ANNOUNCES.match(plain[0]))
     return answer if sound and answer[-1:] in ".!`" and num_words(answer) <= MOST_WHOLE_WORDS else None
+
+
+def is_labelled(item: TextBlock) -> bool:
+    """Whether a list item is a term with its meaning, which has a question of its own."""
+    return labelled_value(item.text) is not None
 
 
 def is_here(sentence: str) -> bool:

@@ -208,11 +208,10 @@ def phrase_at(words: Words, start: int, end: int) -> NounPhrase | None:
     while before >= 0 and tokens[before].tag in DETERMINERS[language]:
         before -= 1
     pointing = [token.text.lower() for token in tokens[before + 1 : start]] if language == ENGLISH else []
-    if not DEMONSTRATIVE.isdisjoint(pointing):
+    if not DEMONSTRATIVE.isdisjoint(pointing) or (language == ENGLISH and is_part_of_list(tokens, start)):
         return None
-    if before >= 0 and (re.match(r"[\"“„(\[‘]", tokens[before].text) or belongs_to_noun(tokens, before, language)):
-        return None
-    if language == ENGLISH and is_part_of_list(tokens, start):
+    opened = before >= 0 and re.match(r"[\"“„(\[‘]", tokens[before].text)
+    if opened or (before >= 0 and belongs_to_noun(tokens, before, language)):
         return None
     first = start - 1 if pointing and pointing[-1] in KEPT_ARTICLES else start
     text = sentence[tokens[first].start : tokens[end - 1].end]
@@ -230,12 +229,15 @@ def phrase_at(words: Words, start: int, end: int) -> NounPhrase | None:
     strange = cut or re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare)
     if strange or len(bare.split()) > MOST_WORDS or (joined and not (" " in bare or is_name)):
         return None
-    if joined and part != SUBJECT and language == ENGLISH and "`" not in bare:
-        return None
     head = tokens[head_end - 1].text
-    if language == ENGLISH and not is_name and head.lower().removesuffix("s") in GENERIC:
+    if language == ENGLISH and is_weak(head, part, joined=joined, is_name=bool(is_name)):
         return None
     return NounPhrase(text, head, OTHER if joined and part != SUBJECT else part, bool(is_name), len(bare.split()))
+
+
+def is_weak(head: str, part: str, *, joined: bool, is_name: bool) -> bool:
+    """Whether a phrase is only one of several, or its noun says nothing."""
+    return (joined and part != SUBJECT and not is_name) or (not is_name and head.lower().removesuffix("s") in GENERIC)
 
 
 def is_part_of_list(tokens: Sequence[Token], start: int) -> bool:

@@ -129,10 +129,9 @@ def ask_reason(clause: Clause) -> Iterator[Ask]:
 
 def ask_negative(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the question of a sentence that denies: "Does restic support it?"."""
-    if clause.auxiliary in ("might", "would", "could", "had") or not clause.phrases:
-        return
     by_reader = clause.kind == "passive" and re.search(r"\bby (?:you|us|me)\b", clause.rest)
-    if by_reader or (clause.auxiliary in ("will", "shall") and personal(clause)):
+    unsure = clause.auxiliary in ("might", "would", "could", "had")
+    if unsure or by_reader or not clause.phrases or (clause.auxiliary in ("will", "shall") and personal(clause)):
         return
     group = clause.reading.shape[: clause.phrases[0].start]
     if re.search("XA|AX|A$", group) or UNSPECIFIC.match(clause.subject):
