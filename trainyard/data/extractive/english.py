@@ -66,6 +66,8 @@ STATE = re.compile(
     r"(?:it|that|this|they|there|you|we)(?:['’](?:s|re)| (?:is|are|was|were|has|have|had)) (?!been|to\b|\w+ed\b)", re.I
 )
 """A main clause that says how something is."""
+PERMITTED = re.compile(r"you (?:can|may|could|might) (?!also\b)", re.I)
+"""A main clause that says what the reader is free to do."""
 NO_GOAL = re.compile(
     r"(?:get|be) started|learn|find out|do\b|help|start$|begin$|see (?:more|what)|read|understand (?:more|why|how)"
 )
@@ -121,7 +123,7 @@ def alike(first: Ask, second: Ask) -> bool:
 def acceptable(ask: Ask, sentence: str) -> bool:
     """Whether a question can be read alone, and asks for something that it does not say itself."""
     topic = re.sub(r"`[^`]*`", "x", ask.topic)
-    asks_of_condition = ask.rule.startswith("condition") or topic.startswith("What should ")
+    asks_of_condition = ask.rule.startswith("condition") or re.match(r"What (?:should|can) ", topic)
     if DANGLING.search(CONDITION_PART.sub("", topic) if asks_of_condition else topic):
         return False
     if len(ask.topic.split()) > LONGEST_CONDITION or ask.topic.count("(") != ask.topic.count(")"):
@@ -230,7 +232,9 @@ def ask_for_condition(condition: str, front: Front, clause: Clause | None, *, ad
     first = condition.partition(" ")[0]
     obliged = OBLIGED.match(front.main)
     passive = clause is not None and clause.kind == "passive" and clause.verb.startswith("be ")
-    if advice:
+    if advice and PERMITTED.match(front.main):
+        yield Ask("bare", f"What can you do {condition}?")
+    elif advice:
         yield Ask("condition_do", condition)
     elif clause and passive and clause.auxiliary in ("should", "must"):
         yield Ask("bare", f"What {clause.auxiliary} be done {condition}?")
@@ -281,6 +285,8 @@ def ask_purpose(front: Front, clause: Clause | None) -> Iterator[Ask]:
         goal = goal_behind(clause)
     if not goal or hangs(f"to {goal}") or hangs(goal) or len(content_words(goal)) < 2 or NO_GOAL.match(goal):
         return
+    if read(goal).shape[-1:] in ("I", "v", "B", "H"):
+        return  # its object is cut off: "the code that you need to copy"
     if advice:
         yield Ask("purpose", goal)
     elif clause is None or clause.negative or pointing(clause) or clause.kind == "be":

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from trainyard.data.extractive import clauses, grammar, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
-from trainyard.data.extractive.english_fronts import instructs
+from trainyard.data.extractive.english_fronts import COMMANDS, instructs
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
 from trainyard.data.extractive.noun_phrases import is_finite
 from trainyard.data.extractive.outline import Section, TextBlock
@@ -198,9 +198,10 @@ def section_answer(section: Section, opening: str, reader: Reader, language: str
 
 
 def is_most_of(answer: str, section: Section) -> bool:
-    """Whether an answer says much, or most of what its section says."""
+    """Whether an answer says much, or most of what a section says; a list that nothing announces is another matter."""
     words = num_words(answer)
-    return words >= LEAST_PART or words >= LEAST_SHARE * sum(num_words(block.text) for block in section.blocks)
+    texts = [block.text for block in section.blocks if not block.list_id or block.lead.rstrip().endswith(":")]
+    return words >= LEAST_PART or words >= LEAST_SHARE * sum(map(num_words, texts))
 
 
 def whole_section(section: Section, reader: Reader) -> str | None:
@@ -259,13 +260,18 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     # A long place would be most of the question, and questions about neighbours would pass for copies of each other.
     named = topic and topic != title and not BARE.fullmatch(topic)
     colon = COLONS.get(language, ": ")
-    where = place_of(title, topic, colon) if named else title
+    asks = language == ENGLISH and topic.endswith("?")  # nobody names a place by a question
+    where = place_of(title, topic, colon) if named and not asks else title
     question = grammar.as_question(re.sub(r"^Q: ?", "", topic), language) if named else None
     opening = short_answer(section.paragraphs[0]) if section.paragraphs else None
     if opening and language in ASKERS and section.paragraphs[0].rstrip(CLOSERS + " ")[-1:] not in ".!?…":
         opening = None  # a caption, a name
     if opening and language in ASKERS and ELSEWHERE.search(opening):
         opening = None
+    task = task_of(section, topic, language, reader) if named and not question else None
+    if task:
+        opening = None
+        yield Fact("question", task[0], title, task[1], 0)
     if question and opening:
         whole = short_answer(section.paragraphs[0], QUESTION_SENTENCES) if language in ASKERS else None
         yield Fact("question", question, title, whole or opening, 0)
@@ -278,8 +284,6 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
             subject = grammar.definition_subject(opening, title) if language == ENGLISH else None
             if subject:
                 yield Fact("definition", subject, title, opening, 0)
-        elif named and (task := task_of(section, topic, language, reader)):
-            yield Fact("question", task[0], title, task[1], 0)
         elif named and not question:
             whole = section_answer(section, opening, reader, language) if language in ASKERS else opening
             longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
@@ -297,6 +301,8 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         if defined and re.match(r"What (?:is|are) ", entry.topic) and entry.answer.startswith(opening or ""):
             continue  # the definition asks for it
         location = f"{where}{colon}{entry.context}" if entry.context else where
+        if entry.rule in LISTS and task and entry.topic == topic:
+            continue
         if entry.rule in LISTS and question and entry.topic == topic:
             if not opening:
                 yield Fact("question", question, title, entry.answer, 1)
@@ -336,7 +342,7 @@ def is_term(term: str, meaning: str, language: str) -> bool:
     """Whether a label names something that its meaning explains."""
     if NUMBERED.match(term) or REMARK.fullmatch(term) or only_names(meaning, language) or DATED.search(meaning):
         return False
-    if language == ENGLISH and GENERAL.match(term):
+    if language == ENGLISH and (GENERAL.match(term) or term.lower() in COMMANDS):
         return False
     tokens = tag_sentence(term, language)
     if language == ENGLISH and any(

@@ -88,7 +88,7 @@ def ask_english_lead(text: str, vocabulary: Collection[str], *, instructs: bool 
     if match and not english_words.hangs(match["goal"]) and len(english_words.content_words(match["goal"])) > 1:
         return Ask("purpose", match["goal"])
     text = NOT_ONLY.sub("", english_fronts.without_adverbs(text))
-    if english_words.DANGLING.search(FOLLOWING.sub("", text)):
+    if english_words.DANGLING.search(re.sub(r"\b(?:[Tt]he|these) (?:following|below)\b", "", text)):
         return None
     ask = ask_following(text, vocabulary) or ask_counted(text) or ask_examples(text)
     if ask or english_words.DANGLING.search(text):
@@ -139,10 +139,10 @@ def ask_following(text: str, vocabulary: Collection[str]) -> Ask | None:
     *rest, last = before.split() or [""]
     preposition = last if last in PREPOSITIONS and rest else ""
     body = " ".join(rest) if preposition else before
-    probe = clauses.parse_clause(f"{body} it" if not preposition else body, vocabulary)
+    probe = clauses.parse_clause(f"{body} the thing" if not preposition else body, vocabulary)
     if probe is None or probe.negative or (probe.kind != "command" and english_words.pointing(probe)):
         return None
-    tail = re.sub(r"(?:^| )it$", "", probe.rest) if not preposition else probe.rest
+    tail = re.sub(r"(?:^| )the thing$", "", probe.rest) if not preposition else probe.rest
     if len(tail.split()) > LONGEST_TAIL or re.search(r"[,;:]|\bsomething\b", tail):
         return None
     word = f"which {noun}" if noun else "what"

@@ -45,8 +45,8 @@ TIME = re.compile(
     r"Wednesday|Thursday|Friday|Saturday|Sunday|today|tomorrow|(?:\w+ )?(?:seconds?|minutes?|hours?|days?|weeks?|"
     r"months?|years?|times?|moments?))", re.I
 )  # fmt: skip
-CUT = re.compile(r"\.[A-Za-z]$|[a-z] (?:running|working|being|going|using|coming)$")
-"""The end of a phrase that was cut: "continental U.S"."""
+CUT = re.compile(r"^\d|\.[A-Za-z]$|[a-z] (?:running|working|being|going|using|coming)$")
+"""A phrase that was cut, "continental U.S", or begins with a number."""
 NAME = re.compile(r"`[^`]+`|[A-ZÄÖÜ][A-Z0-9.]+s?|[A-Z]\w*[a-z]\w*[A-Z]\w*|\w+[.-]\w*[A-Z]\w*")
 """Code, an acronym, or a word with a capital inside."""
 
@@ -218,26 +218,31 @@ def phrase_at(words: Words, start: int, end: int) -> NounPhrase | None:
     if pointing and pointing[-1] in OWN and tokens[head_end - 1].tag == "NN1":
         text = f"the {text}"
     bare = sentence[tokens[start].start : tokens[end - 1].end]
+    if language == ENGLISH and text == bare and start > 1 and tokens[start - 1].text.lower() in POINTING:
+        article = tokens[start - 2].text.lower() in ("the", *OWN)
+        text = f"the {text}" if article and tokens[head_end - 1].tag != "NN2" else text
     if language == ENGLISH and (first == 0 or tokens[first - 1].text == ":"):
         text = lower_first(text, tokens[0])
     part = part_of(tokens, before, start, verb, language)
-    if part == OBJECT and language == ENGLISH and is_below(tokens, start):
-        part = OTHER
+    if language == ENGLISH:
+        part = OTHER if part == OBJECT and is_below(tokens, start) else part
+        part = SUBJECT if start == 0 and end < len(tokens) and is_finite(tokens[end], language) else part
     is_name = bool(NAME.fullmatch(bare)) or (start and bare.count(" ") and all(w[0].isupper() for w in bare.split()))
-    joined = is_joined(tokens, start, end, language)
+    joined = is_joined(tokens, before + 1 if language == ENGLISH else start, end, language)
     cut = language == ENGLISH and CUT.search(bare)
     strange = cut or re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare)
     if strange or len(bare.split()) > MOST_WORDS or (joined and not (" " in bare or is_name)):
         return None
     head = tokens[head_end - 1].text
-    if language == ENGLISH and is_weak(head, part, joined=joined, is_name=bool(is_name)):
+    weak = is_weak(head, part, joined=joined and "`" not in bare, is_name=bool(is_name))
+    if language == ENGLISH and weak:
         return None
     return NounPhrase(text, head, OTHER if joined and part != SUBJECT else part, bool(is_name), len(bare.split()))
 
 
 def is_weak(head: str, part: str, *, joined: bool, is_name: bool) -> bool:
     """Whether a phrase is only one of several, or its noun says nothing."""
-    return (joined and part != SUBJECT and not is_name) or (not is_name and head.lower().removesuffix("s") in GENERIC)
+    return (joined and part != SUBJECT) or (not is_name and head.lower().removesuffix("s") in GENERIC)
 
 
 def is_part_of_list(tokens: Sequence[Token], start: int) -> bool:

@@ -43,8 +43,8 @@ REPEATED, CODE, NAMED, LONG, FIRST = 1.5, 1.5, 0.5, 1.0, 0.5
 """Points of a phrase that occurs again, is code, is a name, has two words, or is in the first sentence."""
 MOST_MENTIONS = 1
 """Other sentences that may have the subject of a passage."""
-LATER = 1.0
-"""Points that an English phrase loses that is only mentioned in a later sentence of a passage."""
+LATER = 3.0
+"""Points that an English phrase loses in a later sentence: readers want the passage to begin with its topic."""
 LEAST_POINTS = {ENGLISH: 2.5, GERMAN: 3.0}
 """Of a topic: more than being mentioned."""
 WORDS_PER_TOPIC = 14
@@ -137,7 +137,7 @@ def candidates(passage: Passage, language: str) -> list[Candidate]:
     for number, sentence in enumerate(passage.sentences):
         for candidate in candidates_of(sentence, language):
             candidate.points += FIRST * (number == 0)
-            if number and language == ENGLISH and not candidate.chief:
+            if number and language == ENGLISH:
                 candidate.points -= LATER
             before = by_stem.setdefault(stemmed(candidate.text), candidate)
             if before is not candidate:

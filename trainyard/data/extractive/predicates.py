@@ -131,7 +131,13 @@ def ask_negative(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the question of a sentence that denies: "Does restic support it?"."""
     by_reader = clause.kind == "passive" and re.search(r"\bby (?:you|us|me)\b", clause.rest)
     unsure = clause.auxiliary in ("might", "would", "could", "had")
-    if unsure or by_reader or not clause.phrases or (clause.auxiliary in ("will", "shall") and personal(clause)):
+    if (
+        unsure
+        or by_reader
+        or " you " in f" {where} "
+        or not clause.phrases
+        or (clause.auxiliary in ("will", "shall") and personal(clause))
+    ):
         return
     group = clause.reading.shape[: clause.phrases[0].start]
     if re.search("XA|AX|A$", group) or UNSPECIFIC.match(clause.subject):
@@ -162,6 +168,8 @@ def ask_time(clause: Clause, where: str) -> Iterator[Ask]:
         if match is None or offset not in begins:
             continue
         before = short[: match.start()].strip()
+        if word == "How often" and re.search(r"\d|\b(?:from|plus)\b", before):
+            continue  # an amount for each year, not an event
         kinds = {kind for begin, kind in begins.items() if begin < offset}
         if (clause.kind == "be" and not before) or kinds - {"noun", "place", "adjective"} or hangs(before):
             continue
@@ -172,6 +180,8 @@ def ask_time(clause: Clause, where: str) -> Iterator[Ask]:
 def is_specific(clause: Clause) -> bool:
     """Whether a subject says alone what a question is about."""
     words = content_words(clause.subject)
+    if len(words) == 1 and re.match(r"all |every |each ", clause.subject, re.I):
+        return False
     if not words or UNSPECIFIC.match(clause.subject) or len(clause.subject.split()) > LONGEST_SUBJECT:
         return False
     vague = {words[-1].removesuffix("s"), clause.head.removesuffix("s")} & VAGUE_HEADS
@@ -367,6 +377,8 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
         yield ask_with("What", clause, obj.text, where)
         return
     word = question_word(obj, clause)
+    if clause.lemma == "use" and following and following.first == "as":
+        return  # "uses the office as a store": what is meant is not its object
     if not word or hangs(obj.text) or clause.lemma in WEAK_VERBS or is_complement(following, clause):
         return
     named = short and len(content_words(obj.text)) > 1

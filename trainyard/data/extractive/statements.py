@@ -82,8 +82,10 @@ ELSEWHERE = re.compile(
     re.I,
 )
 """What makes a sentence point to another place."""
+SHOUTED = re.compile(r"[A-Z]{3,} [A-Z]{2,} [A-Z]{3,}")
+"""A clause in capitals, as contracts have them."""
 REFERS = re.compile(
-    r"\b(?:please (?:see|refer|visit|read|check)|take a look at|"
+    r"\bfor (?:more )?information\b.*, (?:visit|go to) |\b(?:please (?:see|refer|visit|read|check)|take a look at|"
     r"(?:can|may|could) be (?:found|read|seen) (?:in|at|on|here|under)|"
     r"for (?:an? )?(?:more|further) [\w -]+|learn more|more (?:information|details)|documented (?:in|at|on|here))\b"
     r"|^(?:Visit|See|Read|Check out|Refer to|Consult|Explore) "
@@ -206,7 +208,7 @@ class Reader:
         """Whether a sentence may be a part of a passage."""
         if sentence.rstrip(sentences.CLOSERS + " ")[-1:] not in ".!?…" or not acceptable_part(sentence):
             return False
-        if sentence[:1] in "([→" or REFERS.search(sentence):
+        if sentence[:1] in "([→" or REFERS.search(sentence) or SHOUTED.search(sentence):
             return False
         refers = ELSEWHERE.search(sentence) or ABOVE.search(sentence) or only_refers(sentence)
         asks = sentence.rstrip()[-1:] == "?"
@@ -218,7 +220,8 @@ class Reader:
         """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
         heading_stems = soundness.stems(f"{self.title} {topic}")
         pointer = POINTERS[self.language]
-        near = topic and place_of(self.title, topic, ": ") != self.title
+        asks = self.language == ENGLISH and topic.endswith("?")  # nobody names a place by a question
+        near = topic and not asks and place_of(self.title, topic, ": ") != self.title
         own_sentences = {plain_text(sentence) for sentence in passage.sentences}
         other_sentences = [
             text for text in (self.section_sentences if near else self.sentences) if text not in own_sentences
@@ -412,6 +415,8 @@ class Reader:
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
+        if self.language == ENGLISH and (not acceptable_part(answer) or soundness.MARKUP.search(answer)):
+            return
         if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
             sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
             for phrase in self.topics(Passage((lead,)), topic, 1) if sound else ():
@@ -475,7 +480,7 @@ class Reader:
         )
         if block.number and instructs and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
-            if num_words(text) <= MOST_ANSWER_WORDS and not sentences.INCOMPLETE.search(text):
+            if num_words(text) <= MOST_ANSWER_WORDS and not (sentences.INCOMPLETE.search(text) or ABOVE.search(text)):
                 yield Statement("step", step, ended(text), 1, context="")
 
 
