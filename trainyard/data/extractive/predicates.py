@@ -130,14 +130,9 @@ def ask_reason(clause: Clause) -> Iterator[Ask]:
 def ask_negative(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the question of a sentence that denies: "Does restic support it?"."""
     by_reader = clause.kind == "passive" and re.search(r"\bby (?:you|us|me)\b", clause.rest)
-    unsure = clause.auxiliary in ("might", "would", "could", "had")
-    if (
-        unsure
-        or by_reader
-        or " you " in f" {where} "
-        or not clause.phrases
-        or (clause.auxiliary in ("will", "shall") and personal(clause))
-    ):
+    promises = clause.auxiliary in ("will", "shall") and personal(clause)
+    unsure = clause.auxiliary in ("might", "would", "could", "had") or " you " in f" {where} "
+    if unsure or by_reader or promises or not clause.phrases:
         return
     group = clause.reading.shape[: clause.phrases[0].start]
     if re.search("XA|AX|A$", group) or UNSPECIFIC.match(clause.subject):

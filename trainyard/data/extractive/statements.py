@@ -398,24 +398,16 @@ class Reader:
                 continue
         words = sum(num_words(text) for text in texts)
         name = topic if topic and not BARE.fullmatch(topic) and topic.lower() != self.title.lower() else ""
-        labelled = sum(labelled_value(text) is not None for text in texts)
-        if labelled * 2 > len(texts):
+        if not 4 <= words <= MOST_LIST_WORDS or not self.is_list(items, texts, covered, whole=whole):
             return
-        if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4:
-            return
-        if len(texts) == len(covered) and self.language != ENGLISH:
-            return
-        if not whole or any(block.text.rstrip().endswith((":", "：")) for block in items):
-            return  # a list of this list is missing in it
         ordered = bool(items[0].number)
         is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
-        if is_lead and self.language == ENGLISH and (REFERS.search(lead) or HANGING_LEAD.match(lead)):
-            return
         joined = "; ".join(texts)
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
-        if self.language == ENGLISH and (not acceptable_part(answer) or soundness.MARKUP.search(answer)):
+        hanging = is_lead and (REFERS.search(lead) or HANGING_LEAD.match(lead))
+        if self.language == ENGLISH and (hanging or not acceptable_part(answer) or soundness.MARKUP.search(answer)):
             return
         if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
             sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
@@ -431,6 +423,13 @@ class Reader:
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))
         elif name:
             yield Statement("listing", name, answer, 1, sentences=len(texts))
+
+    def is_list(self, items: list[TextBlock], texts: list[str], covered: Collection[str], *, whole: bool) -> bool:
+        """Whether a list is one answer: no glossary, and without another list between its items."""
+        labelled = sum(labelled_value(text) is not None for text in texts)
+        if labelled * 2 > len(texts) or len(texts) < 2 or (len(texts) == len(covered) and self.language != ENGLISH):
+            return False
+        return whole and not any(block.text.rstrip().endswith((":", "：")) for block in items)
 
     def read_item(self, block: TextBlock, topic: str, *, instructs: bool) -> Iterator[Statement]:
         """Yield a list item: a sentence like any other, a labelled one, or a step of a numbered list."""
