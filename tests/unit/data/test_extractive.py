@@ -104,6 +104,7 @@ def test_markdown_gives_headings_questions_items_and_tables() -> None:
         "max_tokens": "`max_tokens` — longest row that is kept, in tokens.",
         "Rows": "Rows: what the validator reads from the node above it.",
         "role": "`role`: what the adapter is for.",
+        '"`role`" under "default"': "`role`, default: assistant.",
         "slot": "slot: the right to use the training device.",
     }
 
@@ -116,7 +117,7 @@ def test_the_question_names_the_document_and_where_a_term_stands() -> None:
 
 
 def test_questions_of_headings_come_first_then_terms() -> None:
-    assert [fact.worth for fact in extract(document(MANUAL), QA)] == [0, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert [fact.worth for fact in extract(document(MANUAL), QA)] == [0, 1, 1, 1, 1, 1, 1, 1, 1, 1]
 
 
 def test_what_a_page_is_about_is_asked_only_where_there_is_nothing_else() -> None:
@@ -461,12 +462,12 @@ def test_a_definition_of_what_the_title_names_is_asked_for_directly() -> None:
 def test_pairs_are_stable_and_their_questions_unique() -> None:
     first, second = (pairs(document(MANUAL), QA, wordings=3) for _ in range(2))
     assert first == second
-    assert Counter(len(pair.wordings) for pair in first) == {3: 9}
-    assert len({pair.id for pair in first}) == 9
+    assert Counter(len(pair.wordings) for pair in first) == {3: 10}
+    assert len({pair.id for pair in first}) == 10
     wordings = [wording for pair in first for wording in pair.wordings]
     assert len(set(wordings)) == len(wordings)
     changed = pairs(document(MANUAL.replace("good rows", "best rows")), QA, wordings=3)
-    assert len({pair.id for pair in first} & {pair.id for pair in changed}) == 7
+    assert len({pair.id for pair in first} & {pair.id for pair in changed}) == 8
 
 
 def test_topics_with_braces_are_taken_as_text() -> None:

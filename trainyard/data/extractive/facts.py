@@ -191,8 +191,9 @@ def section_answer(section: Section, opening: str, reader: Reader, language: str
         good = all(map(reader.is_usable, sentences.sentences(whole)))
         if good and not announces and num_words(whole) <= MOST_SECTION_WORDS and whole.startswith(opening[:20]):
             return whole
-    if language == ENGLISH and (whole := whole_section(section, reader)) and whole.startswith(opening[:20]):
-        return whole
+    everything = whole_section(section, reader) if language == ENGLISH else None
+    if everything and everything.startswith(opening[:20]):
+        return everything
     first = next(reader.passages(section), None)
     return first.text if first and first.text.startswith(opening[:20]) else opening
 
@@ -400,7 +401,9 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
             answer = ended(text) if num_words(text) <= sentences.MOST_WORDS else None
         if answer:
             yield Fact("term", unquoted(row[0]), where, answer, 1)
-        return
+        filled = [entry for entry in filled if entry[0] != number]
+        if not answer or language != ENGLISH:
+            return
     for number, head, cell in filled:
         if language in ASKERS:
             if head and num_words(cell) and acceptable_part(cell) and is_name(row[0]):
