@@ -69,7 +69,7 @@ STATE = re.compile(
 PERMITTED = re.compile(r"you (?:can|may|could|might) (?!also\b)", re.I)
 """A main clause that says what the reader is free to do."""
 NO_GOAL = re.compile(
-    r"(?:get|be) started|learn|find out|do\b|help|start$|begin$|see (?:more|what)|read|understand (?:more|why|how)"
+    r"(?:get|be) started|make sure|ensure|familiari[sz]e|learn|find out|do\b|help|start$|begin$|see (?:more|what)|read|understand (?:more|why|how)"
 )
 MEANS = re.compile(
     r"(?:(?:you|users|admins|administrators|members|participants|teams|people|staff)"
@@ -127,6 +127,8 @@ def acceptable(ask: Ask, sentence: str) -> bool:
     if DANGLING.search(CONDITION_PART.sub("", topic) if asks_of_condition else topic):
         return False
     if len(ask.topic.split()) > LONGEST_CONDITION or ask.topic.count("(") != ask.topic.count(")"):
+        return False
+    if re.search(r"\b(?:everything|anything|aforementioned)\b", topic):
         return False
     if re.search(r"\b(?:below|above) listed\b|\b[Mm]ore (?:information|details)\b|\bgiven\b", topic):
         return False
@@ -247,8 +249,8 @@ def ask_for_condition(condition: str, front: Front, clause: Clause | None, *, ad
     ):
         yield Ask("condition_do", condition)
     elif first not in ("before", "unless"):
-        state = STATE.match(front.main) or (clause is not None and clause.kind == "be")
-        yield Ask("bare", f"What should you know {condition}?") if state else Ask("condition", condition)
+        if not (STATE.match(front.main) or (clause is not None and clause.kind == "be")):
+            yield Ask("condition", condition)
 
 
 def condition_behind(clause: Clause) -> str:
@@ -285,7 +287,7 @@ def ask_purpose(front: Front, clause: Clause | None) -> Iterator[Ask]:
         goal = goal_behind(clause)
     if not goal or hangs(f"to {goal}") or hangs(goal) or len(content_words(goal)) < 2 or NO_GOAL.match(goal):
         return
-    if read(goal).shape[-1:] in ("I", "v", "B", "H"):
+    if read(goal).shape[-1:] in ("I", "v", "B", "H", "r", "o"):
         return  # its object is cut off: "the code that you need to copy"
     if advice:
         yield Ask("purpose", goal)

@@ -247,6 +247,8 @@ def is_weak(head: str, part: str, *, joined: bool, is_name: bool) -> bool:
 
 def is_part_of_list(tokens: Sequence[Token], start: int) -> bool:
     """Whether the first word of a run continues verbs or adjectives: "mute and unmute guests", "a fast, free codec"."""
+    if start and tokens[start - 1].text.lower() in ("less", "more", "most", "least"):
+        return True
     if start < 2 or (tokens[start - 1].tag != "CJC" and tokens[start - 1].text != ","):
         return False
     joined = tokens[start - 1].tag == "CJC" and tokens[start].text.islower() and may_be_verb(tokens[start].text)

@@ -42,7 +42,8 @@ POINT = re.compile(
     rf"|(?:after|before|in|by|until|since) (?:\d{{4}}|{NUMBER} {UNITS}\b.*)"
     rf"|(?:on|by|until|before|after) (?:{DAYS}|{MONTHS})\b.*"
     rf"|(?:at|by|before|after|until) \d{{1,2}}(?::\d\d)? ?(?:am|pm|o'clock)?\b.*"
-    r"|(?:at|by|before|after) the (?:end|start|beginning) of .*)$"
+    r"|(?:at|by|before|after) the (?:end|start|beginning) of (?:(?:the|each|every|a|your) )?(?:\w+ )?"
+    r"(?:day|week|month|year|quarter|sprint|cycle|meeting|shift|call|event|session|period|term|season)s?\b.*)$"
 )
 TIMES = ((FREQUENCY, "How often"), (DURATION, "How long"), (POINT, "When"))
 VAGUE_SUBJECT = re.compile(
@@ -57,6 +58,38 @@ UNSPECIFIC = re.compile(
     re.I,
 )
 """Beginnings of an unclear subject."""
+VAGUE_VERBS = ("use", "want", "mean", "like", "love", "need", "distribute", "involve", "see", "face")
+"""Verbs whose object nobody asks for by the verb alone: "What does the club use?"."""
+CODE_NOUNS = frozenset(
+    [
+        "commands",
+        "files",
+        "flags",
+        "options",
+        "values",
+        "requests",
+        "queries",
+        "types",
+        "calls",
+        "plugins",
+        "scripts",
+        "tests",
+        "jobs",
+        "packages",
+        "tags",
+        "fields",
+        "uses",
+        "models",
+        "tables",
+        "keys",
+        "hooks",
+        "helpers",
+        "methods",
+        "functions",
+        "modules",
+    ]
+)
+"""Nouns behind a code span that may be taken for its verb."""
 ANYBODY = ("user", "users", "people", "person", "everyone", "anyone", "visitor", "visitors", "member", "members")
 """Subjects that no question asks for."""
 ANY_POINTING = re.compile(r"\b(?:appropriate|respective|necessary|relevant|corresponding|remaining)\b")
@@ -64,6 +97,8 @@ LONGEST_SUBJECT, LONGEST_OBJECT = 7, 7
 LEAST_PREDICATE = 3
 """Words that say something, behind the verb of a question for the subject."""
 LONGEST_PREDICATE = 16
+LEAST_DEFINITION, LEAST_COMMON = 7, 11
+"""Words of a sentence that says what something is; more where that is one common word."""
 LONGEST_STATE = 10
 """Words of "is not …" that become a question."""
 UNCERTAIN = re.compile(
@@ -98,6 +133,9 @@ def ask_predicate(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the questions of a clause; `where` is the phrase in front of it."""
     if clause.negative:
         yield from ask_negative(clause, where)
+        return
+    verb = clause.reading.lower(clause.phrases[0].start - 1) if clause.phrases else ""
+    if verb in CODE_NOUNS and clause.subject.endswith("`"):
         return
     if not clause.phrases or (clause.subject.lower() == "you" and clause.auxiliary in ("will", "shall")):
         return
@@ -184,11 +222,11 @@ def is_specific(clause: Clause) -> bool:
 
 
 def question_word(phrase: Phrase, clause: Clause) -> str:
-    """Return "Who" where a noun phrase is a person's; empty for a pronoun."""
+    """Return "What" where a noun phrase is a thing; empty for a person, whom few questions ask for, and a pronoun."""
     head = clause.reading.head(phrase.start + (phrase.kind == "place"), phrase.end)
     if head is None or head.tag in ("PNP", "CRD") or re.search(r"\d+ ?%|\bpercent\b", phrase.text):
         return ""
-    return "Who" if (head.tag == "PNI" and head.text.islower()) or head.text.lower() in PERSON_NOUNS else "What"
+    return "" if head.tag == "PNI" or head.text.lower() in PERSON_NOUNS else "What"
 
 
 def is_place(phrase: Phrase | None, clause: Clause) -> bool:
@@ -240,7 +278,9 @@ def ask_needed(clause: Clause, phrase: Phrase, *before: str, where: str) -> Iter
 
 def ask_state(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the question for what a subject is, or for what it is good for."""
-    if personal(clause) or not is_specific(clause) or (clause.verb and clause.auxiliary not in ("should", "must")):
+    if personal(clause) or not is_specific(clause) or clause.verb:
+        return
+    if is_slogan(clause):
         return
     if re.match(r"(?:each|every|all)\b", clause.subject):
         return
@@ -258,6 +298,13 @@ def ask_state(clause: Clause, where: str) -> Iterator[Ask]:
             yield ask_with("Where", clause, first.text, where)
         elif second.first in ("for", "to", "with", "of", "on"):
             yield from ask_needed(clause, second, first.text, where=where)
+
+
+def is_slogan(clause: Clause) -> bool:
+    """Whether a sentence says of one common word what it is, in few words: "Honesty is my highest value"."""
+    words = len(clause.reading.text.split())
+    common = clause.subject.islower() or len(clause.subject.split()) == 1
+    return "`" not in clause.subject and (words < LEAST_DEFINITION or (common and words < LEAST_COMMON))
 
 
 def ask_passive(clause: Clause, where: str) -> Iterator[Ask]:
@@ -372,8 +419,8 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
         yield ask_with("What", clause, obj.text, where)
         return
     word = question_word(obj, clause)
-    if clause.lemma == "use" and following and following.first == "as":
-        return  # "uses the office as a store": what is meant is not its object
+    if clause.lemma in VAGUE_VERBS:
+        return
     if not word or hangs(obj.text) or clause.lemma in WEAK_VERBS or is_complement(following, clause):
         return
     named = short and len(content_words(obj.text)) > 1
