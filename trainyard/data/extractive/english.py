@@ -68,9 +68,15 @@ STATE = re.compile(
 """A main clause that says how something is."""
 PERMITTED = re.compile(r"you (?:can|may|could|might) (?!also\b)", re.I)
 """A main clause that says what the reader is free to do."""
-NO_GOAL = re.compile(
-    r"(?:get|be) started|make sure|ensure|familiari[sz]e|learn|find out|do\b|help|start$|begin$|see (?:more|what)|read|understand (?:more|why|how)"
+OUTSIDE = re.compile(
+    r"\b(?:everything|anything|aforementioned|given|[Mm]ore (?:information|details)|(?:below|above) listed)\b"
 )
+"""Words of a question that mean something outside of it."""
+NO_GOAL = re.compile(
+    r"(?:get|be) started|make sure|ensure|familiari[sz]e|learn|find out|do\b|help|start$|begin$|see (?:more|what)|"
+    r"read|understand (?:more|why|how)"
+)
+"""Purposes of which a sentence never says how."""
 MEANS = re.compile(
     r"(?:(?:you|users|admins|administrators|members|participants|teams|people|staff)"
     r"(?: (?:can|may|could|should|must|need to|have to))"
@@ -128,9 +134,7 @@ def acceptable(ask: Ask, sentence: str) -> bool:
         return False
     if len(ask.topic.split()) > LONGEST_CONDITION or ask.topic.count("(") != ask.topic.count(")"):
         return False
-    if re.search(r"\b(?:everything|anything|aforementioned)\b", topic):
-        return False
-    if re.search(r"\b(?:below|above) listed\b|\b[Mm]ore (?:information|details)\b|\bgiven\b", topic):
+    if OUTSIDE.search(topic):
         return False
     if re.search(r"\b(?:or|and|called|named|known|by \w+ing)\W*$| but |[;:\[\]]", topic):
         return False
@@ -248,9 +252,8 @@ def ask_for_condition(condition: str, front: Front, clause: Clause | None, *, ad
         WISH.search(condition) and not (clause and clause.negative)
     ):
         yield Ask("condition_do", condition)
-    elif first not in ("before", "unless"):
-        if not (STATE.match(front.main) or (clause is not None and clause.kind == "be")):
-            yield Ask("condition", condition)
+    elif first not in ("before", "unless") and not (STATE.match(front.main) or (clause and clause.kind == "be")):
+        yield Ask("condition", condition)
 
 
 def condition_behind(clause: Clause) -> str:

@@ -85,13 +85,10 @@ def name_of(lead: str) -> str:
 
 def ask_english_lead(text: str, vocabulary: Collection[str], *, instructs: bool = False) -> Ask | None:
     match = GOAL.fullmatch(text)
-    if (
-        match
-        and not english_words.hangs(match["goal"])
-        and len(english_words.content_words(match["goal"])) > 1
-        and read(match["goal"]).shape[-1:] not in ("r", "o", "t")
-    ):
-        return Ask("purpose", match["goal"])
+    goal = match["goal"] if match else ""
+    whole = bool(goal) and read(goal).shape[-1:] not in ("r", "o", "t")
+    if whole and not english_words.hangs(goal) and len(english_words.content_words(goal)) > 1:
+        return Ask("purpose", goal)
     text = NOT_ONLY.sub("", english_fronts.without_adverbs(text))
     if english_words.DANGLING.search(re.sub(r"\b(?:[Tt]he|these) (?:following|below)\b", "", text)):
         return None

@@ -60,34 +60,9 @@ UNSPECIFIC = re.compile(
 """Beginnings of an unclear subject."""
 VAGUE_VERBS = ("use", "want", "mean", "like", "love", "need", "distribute", "involve", "see", "face")
 """Verbs whose object nobody asks for by the verb alone: "What does the club use?"."""
-CODE_NOUNS = frozenset(
-    [
-        "commands",
-        "files",
-        "flags",
-        "options",
-        "values",
-        "requests",
-        "queries",
-        "types",
-        "calls",
-        "plugins",
-        "scripts",
-        "tests",
-        "jobs",
-        "packages",
-        "tags",
-        "fields",
-        "uses",
-        "models",
-        "tables",
-        "keys",
-        "hooks",
-        "helpers",
-        "methods",
-        "functions",
-        "modules",
-    ]
+CODE_NOUNS = tuple(
+    "commands files flags options values requests queries types calls plugins scripts tests jobs packages tags fields "  # noqa: SIM905
+    "uses models tables keys hooks helpers methods functions modules".split()
 )
 """Nouns behind a code span that may be taken for its verb."""
 ANYBODY = ("user", "users", "people", "person", "everyone", "anyone", "visitor", "visitors", "member", "members")
