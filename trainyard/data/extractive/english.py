@@ -277,7 +277,13 @@ def ask_means(front: Front) -> Iterator[Ask]:
         return
     goal = LIGHT_ADVERB.sub("", match["goal"][0].lower() + match["goal"][1:])
     last = read(goal).shape[-1:]
-    if hangs(goal) or len(content_words(goal)) < 2 or last in tuple("rotcdCTQ") or goal.split()[0] in NO_MEANS:
+    if (
+        hangs(goal)
+        or len(content_words(goal)) < 2
+        or last in tuple("rotcdCTQ")
+        or goal.split()[0] in NO_MEANS
+        or NO_GOAL.match(goal)
+    ):
         return
     yield Ask("purpose", goal)
 

@@ -41,7 +41,7 @@ NO_MAIN = re.compile(
 LIGHT_ADVERB = re.compile(r"(?:please|then|just|simply|first|also|always|either|instead) ", re.I)
 ADVICE = re.compile(
     r"(?:you|we)(?:['’]ll)? (?:(?:also|then|first|always|probably|usually|often|still) )?"
-    r"(?:can|could|should|must|may|might|"
+    r"(?:can|could|should(?! (?:now )?(?:see|get|notice|receive|have|be able)\b)|must|may|might|"
     r"(?:will )?(?:(?:need|have) to|be able to)|are (?:welcome|encouraged|advised|expected|required|free|able) to|"
     r"recommend|suggest|ask (?:you|that)|encourage|advise)\b"
     r"|it(?:['’]s| is) (?:\w+ )?(?:recommended|best|advisable|important|essential|vital|good practice|a good idea)\b"

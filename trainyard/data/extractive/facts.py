@@ -41,8 +41,8 @@ MOST_WHOLE_WORDS, MOST_SECTION_CODE = 150, 400
 """Words of a section with its lists that is one answer, and letters of its code."""
 LEAST_TASK = 10
 """Words of a section that says how to do what its heading names."""
-LEAST_PART, LEAST_SHARE = 40, 0.6
-"""Words of an answer that is a part of its section, or its share of it."""
+LEAST_SHARE = 0.6
+"""Of the words of a section that an answer has."""
 READ_MORE = re.compile(r"(?:Read|Learn|See|Visit|Refer|Check out|Find out) ")
 GENERAL = re.compile(
     r"(?:contacts?|notes?|examples?|sources?|licen[cs]e|links?|websites?|authors?|dates?|status|owners?|see|names?|questions?|"
@@ -199,10 +199,10 @@ def section_answer(section: Section, opening: str, reader: Reader, language: str
 
 
 def is_most_of(answer: str, section: Section) -> bool:
-    """Whether an answer says much, or most of what a section says; a list that nothing announces is another matter."""
+    """Whether an answer says most of what a section says; a list that nothing announces is another matter."""
     words = num_words(answer)
     texts = [block.text for block in section.blocks if not block.list_id or block.lead.rstrip().endswith(":")]
-    return words >= LEAST_PART or words >= LEAST_SHARE * sum(map(num_words, texts))
+    return words >= LEAST_SHARE * sum(map(num_words, texts)) and not section.blocks[0].list_id
 
 
 def whole_section(section: Section, reader: Reader) -> str | None:
@@ -406,7 +406,13 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
             return
     for number, head, cell in filled:
         if language in ASKERS:
-            if head and num_words(cell) and acceptable_part(cell) and is_name(row[0]):
+            if (
+                head
+                and num_words(cell)
+                and acceptable_part(cell)
+                and is_name(row[0])
+                and cell.lower() != row[0].lower()
+            ):
                 quoted = f"„{row[0]}“ unter „{head}“" if language == GERMAN else f'"{row[0]}" under "{head}"'
                 yield Fact("cell", quoted, where, ended(f"{row[0]}, {head}: {cell}"), 1)
             continue

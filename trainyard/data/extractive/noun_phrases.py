@@ -234,7 +234,8 @@ def phrase_at(words: Words, start: int, end: int) -> NounPhrase | None:
     if strange or len(bare.split()) > MOST_WORDS or (joined and not (" " in bare or is_name)):
         return None
     head = tokens[head_end - 1].text
-    weak = is_weak(head, part, joined=joined and "`" not in bare, is_name=bool(is_name))
+    passing = part in (OTHER, INNER) and not is_name and "`" not in bare and is_below(tokens, start)
+    weak = passing or is_weak(head, part, joined=joined and "`" not in bare, is_name=bool(is_name))
     if language == ENGLISH and weak:
         return None
     return NounPhrase(text, head, OTHER if joined and part != SUBJECT else part, bool(is_name), len(bare.split()))
@@ -246,9 +247,11 @@ def is_weak(head: str, part: str, *, joined: bool, is_name: bool) -> bool:
 
 
 def is_part_of_list(tokens: Sequence[Token], start: int) -> bool:
-    """Whether the first word of a run continues verbs or adjectives: "mute and unmute guests", "a fast, free codec"."""
+    """Whether the first word of a run continues verbs or adjectives, or an adverb: "mute and unmute guests"."""
     if start and tokens[start - 1].text.lower() in ("less", "more", "most", "least"):
         return True
+    if start > 1 and tokens[start - 1].tag == "AV0" and tokens[start - 2].tag == "TO0":
+        return True  # "to silently drop guests", where "drop" is taken for a noun
     if start < 2 or (tokens[start - 1].tag != "CJC" and tokens[start - 1].text != ","):
         return False
     joined = tokens[start - 1].tag == "CJC" and tokens[start].text.islower() and may_be_verb(tokens[start].text)

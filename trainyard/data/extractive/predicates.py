@@ -27,6 +27,7 @@ from trainyard.data.extractive.english_words import (
     hangs,
     personal,
 )
+from trainyard.data.extractive.noun_phrases import may_be_verb
 from trainyard.data.extractive.phrases import Phrase
 
 FREQUENCY = re.compile(
@@ -58,13 +59,33 @@ UNSPECIFIC = re.compile(
     re.I,
 )
 """Beginnings of an unclear subject."""
-VAGUE_VERBS = ("use", "want", "mean", "like", "love", "need", "distribute", "involve", "see", "face")
+VAGUE_VERBS = (
+    "use",
+    "want",
+    "mean",
+    "like",
+    "love",
+    "need",
+    "distribute",
+    "involve",
+    "see",
+    "face",
+    "say",
+    "give",
+    "signal",
+)
 """Verbs whose object nobody asks for by the verb alone: "What does the club use?"."""
 CODE_NOUNS = tuple(
     "commands files flags options values requests queries types calls plugins scripts tests jobs packages tags fields "  # noqa: SIM905
     "uses models tables keys hooks helpers methods functions modules".split()
 )
 """Nouns behind a code span that may be taken for its verb."""
+SOMEBODY = re.compile(
+    r"(?:someone|somebody|anyone|people|your (?:company|team)|the (?:company|author)|you or .*|[a-z]+ of action)$|"
+    r"(?!(?:the|this|a|an)\b)[A-Za-z]+ing\b",
+    re.I,
+)
+"""Subjects whose question nobody asks: persons without a name, and what somebody does."""
 ANYBODY = ("user", "users", "people", "person", "everyone", "anyone", "visitor", "visitors", "member", "members")
 """Subjects that no question asks for."""
 ANY_POINTING = re.compile(r"\b(?:appropriate|respective|necessary|relevant|corresponding|remaining)\b")
@@ -110,7 +131,7 @@ def ask_predicate(clause: Clause, where: str) -> Iterator[Ask]:
         yield from ask_negative(clause, where)
         return
     verb = clause.reading.lower(clause.phrases[0].start - 1) if clause.phrases else ""
-    if verb in CODE_NOUNS and clause.subject.endswith("`"):
+    if (verb in CODE_NOUNS and clause.subject.endswith("`")) or SOMEBODY.match(clause.subject):
         return
     if not clause.phrases or (clause.subject.lower() == "you" and clause.auxiliary in ("will", "shall")):
         return
@@ -299,7 +320,7 @@ def ask_passive(clause: Clause, where: str) -> Iterator[Ask]:
         if clause.lemma in TO_DO_VERBS:
             if not first.text.startswith("to be "):
                 yield ask_with("What", clause, "to do", where)
-        elif clause.lemma not in NO_PURPOSE:
+        elif clause.lemma not in NO_PURPOSE and may_be_verb(clause.reading.lower(first.start + 1)):
             yield ask_with("Why", clause, where)
     elif is_place(first, clause) and first.first != "into":
         yield ask_with("Where", clause, where)

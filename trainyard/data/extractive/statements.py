@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from trainyard.data.extractive import clauses, english, german, passages, sentences, soundness
+from trainyard.data.extractive import clauses, english, english_fronts, german, passages, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
@@ -479,7 +479,12 @@ class Reader:
         )
         if block.number and instructs and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
-            if num_words(text) <= MOST_ANSWER_WORDS and not (sentences.INCOMPLETE.search(text) or ABOVE.search(text)):
+            tells = self.language != ENGLISH or english_fronts.instructs(text)
+            if (
+                tells
+                and num_words(text) <= MOST_ANSWER_WORDS
+                and not (sentences.INCOMPLETE.search(text) or ABOVE.search(text))
+            ):
                 yield Statement("step", step, ended(text), 1, context="")
 
 
