@@ -81,6 +81,11 @@ def is_on(answer: str, text: str) -> bool:
     return words in text or re.sub(r" ?[:：] ?", "|", words, count=1) in text
 
 
+def is_cell_on(answer: str, text: str) -> bool:
+    """Whether the row, the column and the value of "row, column: value" are on the page."""
+    return all(part in text for part in re.split(r", |: ", answer.rstrip(".")))
+
+
 def is_asked_in(language: str, question: str) -> bool:
     """Whether a question is in the language, by script or by function words."""
     if language in ("ja", "zh"):
@@ -107,7 +112,7 @@ def faults(language: str, pair: Pair, text: str) -> list[str]:
     """The rules that a pair breaks."""
     answer, wordings = pair.answer, pair.wordings
     judged = {
-        "not on the page": not is_on(answer, text),
+        "not on the page": not (is_cell_on(answer, text) if pair.rule == "cell" else is_on(answer, text)),
         "not in its language": not all(is_asked_in(language, wording) for wording in wordings),
         "not one sentence": len(SENTENCE_END.findall(SHORT_FORMS.sub("", answer)))
         not in SENTENCES.get(pair.rule, (1,)),

@@ -248,6 +248,8 @@ def decapitalise(text: str, vocabulary: Collection[str]) -> str:
     if not first or first[0].text == "I" or not (first[0].text[1:].islower() or len(first[0].text) == 1):
         return text
     word, tag = first[0].text.lower(), first[0].tag
+    if tag not in COMMON and len(words := text.split()) > 1 and words[1][:1].isupper():
+        return text  # a name of several words: "Quick Sync Video"
     common = tag in COMMON or (tag in ADJECTIVES and read(text).shape[1:2] in ("a", "n") and not text.istitle())
     if common or word in vocabulary or word.removesuffix("s") in vocabulary or f"{word}s" in vocabulary:
         return text[0].lower() + text[1:]

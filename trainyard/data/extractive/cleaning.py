@@ -19,6 +19,9 @@ SHORTCODE = re.compile(
 )
 TEMPLATE_TAG = re.compile(r"\{%-?[^{}]{0,500}%\}|@(?:include|link)\([^()\s]{1,80}\)")
 """Tags of Jekyll and other site builders."""
+INNER_TAG = re.compile(rf"(?<=[a-z,] )(?:{TEMPLATE_TAG.pattern}|{{{{[^{{}}]{{0,200}}}}}})(?=[\s.,;:)])")
+LOST = "\ufffd"
+"""In place of a tag inside of a sentence: what it would print is not known."""
 LATEX_REFERENCE = re.compile(
     r"\s?\((?:s\.|siehe|vgl\.|see|cf\.)?\s?(?:Abb\.|Abbildung|Tab\.|Tabelle|Fig\.|Figure|Table)?\s?\\ref\{[^{}]{1,80}\}\)"
 )
@@ -83,6 +86,7 @@ def tidy_text(text: str) -> str:
     parts = CODE_SPAN.split(text.replace("\u00ad", "").replace("\u200b", ""))
     for index, part in enumerate(parts[::2]):
         text = SHORTCODE.sub(lambda match: match[1] or "", EMPHASIS.sub(r"\1", part))
+        text = INNER_TAG.sub(LOST, text)
         for mark in (ATTRIBUTES, TEMPLATE_TAG, LATEX_REFERENCE, CHECKBOX, *FOOTNOTES):
             text = mark.sub("", text)
         parts[2 * index] = text

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from trainyard.data.extractive.clauses import Clause, cut, decapitalise, parse_clause
+from trainyard.data.extractive.english_fronts import LIGHT_ADVERB, Front, instructs, read_front
 from trainyard.data.extractive.english_words import (
     DANGLING,
     FOLLOWING,
@@ -21,14 +22,13 @@ from trainyard.data.extractive.english_words import (
     TO_DO_VERBS,
     UNITS,
     Ask,
-    Front,
     content_words,
     hangs,
     personal,
     pointing,
-    read_front,
 )
 from trainyard.data.extractive.grammar import word_set
+from trainyard.data.extractive.noun_phrases import may_be_verb
 from trainyard.data.extractive.phrases import FINITE, NOUNS, read
 from trainyard.data.extractive.predicates import ask_predicate
 
@@ -45,17 +45,51 @@ COUNTED = re.compile(
 NONE = re.compile(r"There (?P<be>is|are) (?:currently )?no (?!longer|more|need|guarantee)(?P<things>[^,;:()]{8,90})")
 BEFORE_INFINITIVE = word_set("en_before_infinitive")
 """Words whose infinitive is another thing than a purpose: "the ability to …"."""
+EXPLETIVE = re.compile(
+    r"It (?:is|was|will be|may be|can be|might be)(?: \w+ly| also| not| always| often)* \w+ (?:to|that|for)\b|"
+    r"It (?:takes|helps|seems|appears)\b"
+)
+"""Sentences whose "it" means nothing: "It is recommended to"."""
 POINTING_SUBJECT = re.compile(r"(?:It|They|He|She|This|These)(?= )")
 REPLACEABLE = re.compile(rf"[pd]A*[{FINITE}]")
 """A pronoun in front of its verb: "This is", not "This limit is"."""
 TWO_FACTS, THREE_FACTS = 10, 16
 """Words of a sentence that may answer two questions, or three."""
 WISH = re.compile(r"\byou (?:want|would like|need|wish|have to|are looking)\b|\byou['’]d like\b")
-ADVISING = re.compile(
-    r"(?:we|I) (?:suggest|recommend|advise|encourage)\b|it is (?:recommended|best|advisable|important)\b", re.I
-)
 POINTS = re.compile(r"\b(?:this|these|following|above|below|here)\b(?! (?:page|guide|document|project|site|handbook))")
 POINTS_NEAR = re.compile(r"\b(?:above|below)\b(?! (?:the|an?|zero|average|\d))")
+OBLIGED = re.compile(
+    r"(?P<subject>(?:the )?[a-z]+(?: [a-z]+)?) (?P<modal>should|must) (?!be\b|not\b|also be\b)(?=[a-z]+ )"
+)
+"""A main clause that says what somebody has to do: "they should notify"."""
+STATE = re.compile(
+    r"(?:it|that|this|they|there|you|we)(?:['’](?:s|re)| (?:is|are|was|were|has|have|had)) (?!been|to\b|\w+ed\b)", re.I
+)
+"""A main clause that says how something is."""
+PERMITTED = re.compile(r"you (?:can|may|could|might) (?!also\b)", re.I)
+"""A main clause that says what the reader is free to do."""
+OUTSIDE = re.compile(
+    r"\b(?:everything|anything|aforementioned|given|[Mm]ore (?:information|details)|(?:below|above) listed)\b"
+)
+"""Words of a question that mean something outside of it."""
+NO_GOAL = re.compile(
+    r"(?:get|be) started|make sure|ensure|familiari[sz]e|learn|find out|do\b|help|start$|begin$|see (?:more|what)|"
+    r"read|understand (?:more|why|how)"
+)
+"""Purposes of which a sentence never says how."""
+MEANS = re.compile(
+    r"(?:(?:you|users|admins|administrators|members|participants|teams|people|staff)"
+    r"(?: (?:can|may|could|should|must|need to|have to))"
+    r"(?: (?:also|then|either|easily|simply|now|quickly|always))* )?(?P<goal>[a-z][^,;:()]{8,90}?) "
+    r"(?:by (?:\w+ly )?(?!being|having|doing)[a-z]+ing|using|via) (?!them\b|this\b|these\b|it\b|that\b|those\b)(?=\S)",
+    re.I,
+)
+"""What is done, in front of how."""
+NO_MEANS = ("you", "we", "do", "be", "have", "avoid", "consider", "try", "start", "note", "make")
+CONDITION_PART = re.compile(r"(?:^| )(?:if|when|whenever|once|after|before|unless|as soon as|as long as|in case) .*")
+OWN = re.compile(r"\b(?:we|us|our|I|me|my|however|also|instead|too)\b")
+OWN_PRONOUN = re.compile(r"\b(?:it|its|they|their|them)\b")
+LONGEST_CONDITION = 24
 CONDITION_WORDS = ("if", "when", "whenever", "unless", "once", "before", "after")
 
 
@@ -65,6 +99,10 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
     `vocabulary` has the words that the document writes in small letters; `subject` replaces a pronoun at the start.
     """
     front = read_front(sentence, vocabulary)
+    if subject and EXPLETIVE.match(front.main):
+        subject = ""
+    if re.match(r"(?:each|every|no|any)\b", subject, re.I):
+        subject = ""
     if subject and (pronoun := POINTING_SUBJECT.match(front.main)) and REPLACEABLE.match(read(front.main).shape):
         front = front._replace(main=f"{subject[:1].upper()}{subject[1:]}{front.main[pronoun.end() :]}")
     asks: list[Ask] = []
@@ -91,9 +129,12 @@ def alike(first: Ask, second: Ask) -> bool:
 def acceptable(ask: Ask, sentence: str) -> bool:
     """Whether a question can be read alone, and asks for something that it does not say itself."""
     topic = re.sub(r"`[^`]*`", "x", ask.topic)
-    if DANGLING.search(topic) or len(ask.topic.split()) > 24 or ask.topic.count("(") != ask.topic.count(")"):
+    asks_of_condition = ask.rule.startswith("condition") or re.match(r"What (?:should|can) ", topic)
+    if DANGLING.search(CONDITION_PART.sub("", topic) if asks_of_condition else topic):
         return False
-    if re.search(r"\b(?:below|above) listed\b|\b[Mm]ore (?:information|details)\b|\bgiven\b", topic):
+    if len(ask.topic.split()) > LONGEST_CONDITION or ask.topic.count("(") != ask.topic.count(")"):
+        return False
+    if OUTSIDE.search(topic):
         return False
     if re.search(r"\b(?:or|and|called|named|known|by \w+ing)\W*$| but |[;:\[\]]", topic):
         return False
@@ -103,6 +144,7 @@ def acceptable(ask: Ask, sentence: str) -> bool:
     fresh = [word for word in content_words(sentence) if word not in topic_words]
     least = 1 if re.match(r"What (?:is|are) ", ask.topic) and max(map(len, topic_words), default=0) > 3 else 2
     enough = 1 if ask.rule == "condition_do" else 2
+    least = 1 if ask.rule == "condition_do" else least
     return len(topic_words) >= least and (ask.rule in ("avoid", "bare") or len(fresh) >= enough)
 
 
@@ -112,9 +154,10 @@ def forms_of(front: Front, vocabulary: Collection[str]) -> Iterator[Ask]:
     yield from ask_impersonal(front.main)
     clause = parse_clause(front.main, vocabulary)
     loose = clause or parse_clause(front.main, vocabulary, partly=True)
-    if loose is not None and loose.verb not in REFERRING_VERBS:
+    if loose is None or loose.verb not in REFERRING_VERBS or loose.kind != "command":
         yield from ask_condition(front, loose)
         yield from ask_purpose(front, loose)
+        yield from ask_means(front)
     if clause is None or front.kind not in ("", "place") or pointing(clause) or clause.verb in REFERRING_VERBS:
         return
     yield from ask_predicate(clause, decapitalise(front.text, vocabulary) if front.kind == "place" else "")
@@ -151,38 +194,65 @@ def is_advice(clause: Clause) -> bool:
     return personal(clause) and advising and clause.kind in ("verb", "passive")
 
 
-def ask_condition(front: Front, clause: Clause) -> Iterator[Ask]:
-    """Yield "What happens if …?", or what to do, for a condition in front or at the end."""
-    condition = front.text if front.kind == "condition" else condition_behind(clause)
+def ask_condition(front: Front, clause: Clause | None) -> Iterator[Ask]:
+    """Yield "What happens if …?", what to do, or what to know, for a condition in front or at the end."""
+    condition = front.text if front.kind == "condition" else condition_behind(clause) if clause else ""
     words = condition.lower().split()
     if (
-        len(words) < 3
-        or hangs(condition)
+        not 3 <= len(words) <= LONGEST_CONDITION
+        or hangs_outside(condition)
         or words[0] in ("while", "until", "even")
         or words[-1] == "that"
         or POINTS.search(front.main)
     ):
         return
-    if pointing(clause) and front.kind != "condition":
+    if clause and pointing(clause) and front.kind != "condition":
         return  # what a pronoun behind "if" means is in the condition
     condition = condition[0].lower() + condition[1:]
+    advice = instructs(front.main) or bool(clause and is_advice(clause))
     shape = read(condition).shape
-    advice = is_advice(clause) or bool(ADVISING.match(front.main)) or (personal(clause) and clause.kind == "be")
-    if re.match("[CQ]G", shape) and words[0] in ("if", "when") and advice:
-        condition = (
-            f"{words[0]} you are {condition.partition(' ')[2]}" if words[1] in ("using", "running") else condition
-        )
-    elif re.match("[CQ][GN]", shape) or not re.search(rf"[{FINITE}]", shape):
+    if words[1].endswith("ing") and shape[1:2] in ("G", "g", "n"):
+        if not advice or words[0] in ("unless", "once"):
+            return
+        if words[0] in ("if", "when") and words[1] in ("using", "running"):
+            condition = f"{words[0]} you are {condition.partition(' ')[2]}"
+    elif re.match("[CQ][GN]", shape) or not (re.search(rf"[{FINITE}]", shape) or any(map(may_be_verb, words[2:5]))):
         return
-    if (clause.kind == "be" and front.kind != "condition") or (words[0] == "when" and words[1] == "we"):
+    if OWN.search(condition):
+        return  # what happens to the writer
+    if front.kind != "condition" and (clause is None or clause.kind == "be"):
         return
-    needed = clause.auxiliary in ("should", "must") and clause.verb.startswith("be ") and clause.kind == "passive"
-    offered = clause.auxiliary == "can" and clause.kind == "passive" and words[1].startswith("you")
-    if needed and not advice:
-        yield Ask("bare", f"What {clause.auxiliary} be done {condition}?")
-    elif advice or offered or (WISH.search(condition) and not clause.negative):
+    yield from ask_for_condition(condition, front, clause, advice=advice)
+
+
+def hangs_outside(condition: str) -> bool:
+    """Whether a condition needs the text before it; what a pronoun behind one of its own nouns means is in it."""
+    bare = OWN_PRONOUN.sub("", condition)
+    first = OWN_PRONOUN.search(condition)
+    noun = first is None or "n" in read(condition[: first.start()]).shape
+    return hangs(bare) or hangs(" ".join(condition.split()[1:3])) or not noun
+
+
+def ask_for_condition(condition: str, front: Front, clause: Clause | None, *, advice: bool) -> Iterator[Ask]:
+    """Yield the question for a condition by what its main clause says."""
+    first = condition.partition(" ")[0]
+    obliged = OBLIGED.match(front.main)
+    passive = clause is not None and clause.kind == "passive" and clause.verb.startswith("be ")
+    if advice and PERMITTED.match(front.main):
+        yield Ask("bare", f"What can you do {condition}?")
+    elif advice:
         yield Ask("condition_do", condition)
-    elif words[0] != "before":
+    elif clause and passive and clause.auxiliary in ("should", "must"):
+        yield Ask("bare", f"What {clause.auxiliary} be done {condition}?")
+    elif obliged and FOLLOWING.match(obliged["subject"]):
+        yield Ask("bare", f"What should happen {condition}?")
+    elif obliged:
+        yield Ask("bare", f"What {obliged['modal']} {obliged['subject']} do {condition}?")
+    elif (clause and passive and clause.auxiliary == "can" and condition.split()[1].startswith("you")) or (
+        WISH.search(condition) and not (clause and clause.negative)
+    ):
+        yield Ask("condition_do", condition)
+    elif first not in ("before", "unless") and not (STATE.match(front.main) or (clause and clause.kind == "be")):
         yield Ask("condition", condition)
 
 
@@ -200,16 +270,37 @@ def condition_behind(clause: Clause) -> str:
     return last.text if whole and not joined else ""
 
 
-def ask_purpose(front: Front, clause: Clause) -> Iterator[Ask]:
+def ask_means(front: Front) -> Iterator[Ask]:
+    """Yield "How do you …?" for "You can … by doing something" and for the same as a command."""
+    match = MEANS.match(front.main)
+    if match is None or front.kind == "purpose" or not instructs(front.main):
+        return
+    goal = LIGHT_ADVERB.sub("", match["goal"][0].lower() + match["goal"][1:])
+    last = read(goal).shape[-1:]
+    if (
+        hangs(goal)
+        or len(content_words(goal)) < 2
+        or last in tuple("rotcdCTQ")
+        or goal.split()[0] in NO_MEANS
+        or NO_GOAL.match(goal)
+    ):
+        return
+    yield Ask("purpose", goal)
+
+
+def ask_purpose(front: Front, clause: Clause | None) -> Iterator[Ask]:
     """Yield "How do you …?" for advice with a purpose, and "What does X do to …?" for a report with one."""
     goal = front.text if front.kind == "purpose" else ""
-    if not goal and is_advice(clause) and not clause.negative:
+    advice = (bool(goal) and instructs(front.main)) or bool(clause and is_advice(clause))
+    if not goal and clause and advice and not clause.negative:
         goal = goal_behind(clause)
-    if not goal or hangs(f"to {goal}") or hangs(goal) or len(content_words(goal)) < 2:
+    if not goal or hangs(f"to {goal}") or hangs(goal) or len(content_words(goal)) < 2 or NO_GOAL.match(goal):
         return
-    if is_advice(clause):
+    if read(goal).shape[-1:] in ("I", "v", "B", "H", "r", "o"):
+        return  # its object is cut off: "the code that you need to copy"
+    if advice:
         yield Ask("purpose", goal)
-    elif clause.negative or pointing(clause) or clause.kind == "be":
+    elif clause is None or clause.negative or pointing(clause) or clause.kind == "be":
         return
     elif clause.kind == "passive":
         yield Ask("bare", f"What {clause.auxiliary} {re.sub(r'[^ ]+$', 'done', clause.verb)} to {goal}?")

@@ -10,19 +10,46 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from trainyard.data.extractive import clauses, grammar, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
+from trainyard.data.extractive.english_fronts import COMMANDS, instructs
 from trainyard.data.extractive.grammar import BARE, COLONS, POINTERS
-from trainyard.data.extractive.outline import Section
+from trainyard.data.extractive.noun_phrases import is_finite
+from trainyard.data.extractive.outline import Section, TextBlock
+from trainyard.data.extractive.passages import ANNOUNCES
 from trainyard.data.extractive.sentences import CLOSERS, ENOUGH_WORDS, num_words, short_answer
-from trainyard.data.extractive.statements import ASKERS, ELSEWHERE, Reader, acceptable_part, ended, place_of
+from trainyard.data.extractive.statements import (
+    ABOVE,
+    ASKERS,
+    ELSEWHERE,
+    Reader,
+    acceptable_part,
+    commands,
+    ended,
+    labelled_value,
+    place_of,
+)
 from trainyard.data.extractive.tagging import tag_sentence
 from trainyard.data.language import ENGLISH, GERMAN, detect_language
 
 LISTS = ("listing", "steps")
 ALSO = re.compile(r"(?:\w+ ){1,3}(?:also|auch)\b")
 """A first sentence that adds something to the text above it."""
+MOST_WHOLE_WORDS, MOST_SECTION_CODE = 150, 400
+"""Words of a section with its lists that is one answer, and letters of its code."""
+LEAST_TASK = 10
+"""Words of a section that says how to do what its heading names."""
+LEAST_SHARE = 0.6
+"""Of the words of a section that an answer has."""
+READ_MORE = re.compile(r"(?:Read|Learn|See|Visit|Refer|Check out|Find out) ")
+GENERAL = re.compile(
+    r"(?:contacts?|notes?|examples?|sources?|licen[cs]e|links?|websites?|authors?|dates?|status|owners?|see|names?|questions?|"
+    r"answers?|titles?|results?|e-?mails?|todo|fix|tip)$|about (?:this|the)\b",
+    re.I,
+)
+"""A label or heading that names nothing by itself."""
 MOST_SECTION_WORDS = 100
 """Of a section that is one answer."""
 QUESTION_SENTENCES = 3
@@ -51,7 +78,9 @@ LEAST_SECTION = 20
 TERM_WORDS = 6
 MOST_NAME_WORDS = 9
 """Of a link's text or a title."""
-NUMBERED = re.compile(r"(?:Step|Schritt|Part|Teil|Chapter|Kapitel) \d+\b", re.I)
+DATED = re.compile(r"\b(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)\w* \d{1,2}(?:\w\w)?, \d{4}\W*$")
+"""The title of an article with its date."""
+NUMBERED = re.compile(r"(?:Step|Schritt|Part|Teil|Chapter|Kapitel) \d+\b|\d+(?:st|nd|rd|th)?$", re.I)
 DEFINED_WORDS = 4
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 
@@ -144,7 +173,8 @@ def is_sound(fact: Fact, language: str) -> bool:
         return False
     first = sentences.sentences(fact.answer)[0]
     additions = fact.rule in ("statement", "section") and not soundness.NOT_ONLY.search(first)
-    if additions and soundness.ADDS.search(first) and num_words(fact.answer) < ALONE_WORDS:
+    adds = additions and soundness.ADDS.search(first) and num_words(fact.answer) < ALONE_WORDS
+    if adds or (language == ENGLISH and soundness.AS_WELL.search(first)):
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
     least = FRESH.get(fact.rule, LEAST_FRESH)
@@ -152,16 +182,73 @@ def is_sound(fact: Fact, language: str) -> bool:
     return bool(fact.rule in ("condition_do", "avoid") or closed) or soundness.is_fresh(fact.answer, question, least)
 
 
-def section_answer(section: Section, opening: str, reader: Reader) -> str:
-    """Return a whole section that is short prose, or its first passage."""
+def section_answer(section: Section, opening: str, reader: Reader, language: str) -> str:
+    """Return a whole section that is short, or its first paragraphs; the opening where neither can be read alone."""
     plain = [without_label(block.text) for block in section.blocks if not block.list_id]
     if not section.code and not section.rows and len(plain) == len(section.blocks):
         whole = " ".join(plain)
+        announces = ANNOUNCES.match(sentences.sentences(whole)[-1]) if whole else None
         good = all(map(reader.is_usable, sentences.sentences(whole)))
-        if good and num_words(whole) <= MOST_SECTION_WORDS and whole.startswith(opening[:20]):
+        if good and not announces and num_words(whole) <= MOST_SECTION_WORDS and whole.startswith(opening[:20]):
             return whole
+    everything = whole_section(section, reader) if language == ENGLISH else None
+    if everything and everything.startswith(opening[:20]):
+        return everything
     first = next(reader.passages(section), None)
     return first.text if first and first.text.startswith(opening[:20]) else opening
+
+
+def is_most_of(answer: str, section: Section) -> bool:
+    """Whether an answer says most of what a section says; a list that nothing announces is another matter."""
+    words = num_words(answer)
+    texts = [block.text for block in section.blocks if not block.list_id or block.lead.rstrip().endswith(":")]
+    return words >= LEAST_SHARE * sum(map(num_words, texts)) and not section.blocks[0].list_id
+
+
+def whole_section(section: Section, reader: Reader) -> str | None:
+    """Return the paragraphs, lists and the code of a section of up to 150 words; None where it needs other text."""
+    if section.rows or len(section.code) > 1 or not section.blocks or reader.follows(section.blocks[0].text):
+        return None
+    if any(block.depth > 2 or (block.text.rstrip().endswith(":") and block.list_id) for block in section.blocks):
+        return None
+    items = [block for block in section.blocks if block.list_id]
+    announced = all(block.lead.rstrip().endswith(":") for block in items)
+    if not (announced or commands([block.text for block in items], ENGLISH)) or any(map(is_labelled, items)):
+        return None
+    parts: list[str] = []
+    for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
+        texts = [without_label(block.text) if not list_id else block.text for block in group]
+        parts += ["; ".join(text.rstrip(" ;,.") for text in texts) + "."] if list_id else texts
+    plain = [sentence for part in parts for sentence in sentences.sentences(part)]
+    for before, lines in section.code:
+        if before not in parts or "\n\n" in lines or len(lines) > MOST_SECTION_CODE:
+            return None
+        parts.insert(parts.index(before) + 1, f"\n\n```\n{lines}\n```\n\n")
+    answer = re.sub(r" *\n\n+ *", "\n\n", " ".join(parts)).strip()
+    sound = all(map(is_here, plain)) and not (ANNOUNCES.match(plain[-1]) or ANNOUNCES.match(plain[0]))
+    return answer if sound and answer[-1:] in ".!`" and num_words(answer) <= MOST_WHOLE_WORDS else None
+
+
+def is_labelled(item: TextBlock) -> bool:
+    """Whether a list item is a term with its meaning, which has a question of its own."""
+    return labelled_value(item.text) is not None
+
+
+def is_here(sentence: str) -> bool:
+    """Whether a sentence has no remains of markup and does not send its reader to another place."""
+    refers = ELSEWHERE.search(sentence) or ABOVE.search(sentence) or READ_MORE.match(sentence)
+    return acceptable_part(sentence) and not refers
+
+
+def task_of(section: Section, topic: str, language: str, reader: Reader) -> tuple[str, str] | None:
+    """Return the question of an English heading that names a task, with its whole section that says how."""
+    question = grammar.as_task(topic) if language == ENGLISH else None
+    answer = whole_section(section, reader) if question else None
+    if question is None or answer is None or num_words(answer) < LEAST_TASK:
+        return None
+    texts = [sentence for block in section.blocks for sentence in sentences.sentences(block.text)]
+    tells = any(instructs(re.sub(r"^[^,]{3,60}, ", "", text)) or instructs(text) for text in texts)
+    return (question, answer) if tells else None
 
 
 def shares_word(topic: str, sentence: str) -> bool:
@@ -174,13 +261,18 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     # A long place would be most of the question, and questions about neighbours would pass for copies of each other.
     named = topic and topic != title and not BARE.fullmatch(topic)
     colon = COLONS.get(language, ": ")
-    where = place_of(title, topic, colon) if named else title
-    question = grammar.as_question(topic, language) if named else None
+    asks = language == ENGLISH and topic.endswith("?")  # nobody names a place by a question
+    where = place_of(title, topic, colon) if named and not asks else title
+    question = grammar.as_question(re.sub(r"^Q: ?", "", topic), language) if named else None
     opening = short_answer(section.paragraphs[0]) if section.paragraphs else None
     if opening and language in ASKERS and section.paragraphs[0].rstrip(CLOSERS + " ")[-1:] not in ".!?…":
         opening = None  # a caption, a name
     if opening and language in ASKERS and ELSEWHERE.search(opening):
         opening = None
+    task = task_of(section, topic, language, reader) if named and not question else None
+    if task:
+        opening = None
+        yield Fact("question", task[0], title, task[1], 0)
     if question and opening:
         whole = short_answer(section.paragraphs[0], QUESTION_SENTENCES) if language in ASKERS else None
         yield Fact("question", question, title, whole or opening, 0)
@@ -194,10 +286,14 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
             if subject:
                 yield Fact("definition", subject, title, opening, 0)
         elif named and not question:
-            whole = section_answer(section, opening, reader) if language in ASKERS else opening
+            whole = section_answer(section, opening, reader, language) if language in ASKERS else opening
             longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
             related = language in ASKERS and shares_word(topic, opening)
-            if not is_opening(section, whole, language) and (not longest or len(whole) > longest or related):
+            partial = language == ENGLISH and not is_most_of(whole, section)
+            general = language == ENGLISH and (GENERAL.match(topic) or ANNOUNCES.match(whole))
+            if not (partial or general or is_opening(section, whole, language)) and (
+                not longest or len(whole) > longest or related
+            ):
                 yield Fact("section", topic, title, whole, 1)
     yield from item_facts(section, where, language)
     yield from row_facts(section, where, language)
@@ -206,11 +302,13 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         if defined and re.match(r"What (?:is|are) ", entry.topic) and entry.answer.startswith(opening or ""):
             continue  # the definition asks for it
         location = f"{where}{colon}{entry.context}" if entry.context else where
-        if entry.rule in ("listing", "steps") and question:
+        if entry.rule in LISTS and task and entry.topic == topic:
+            continue
+        if entry.rule in LISTS and question and entry.topic == topic:
             if not opening:
                 yield Fact("question", question, title, entry.answer, 1)
             continue
-        if entry.rule in ("listing", "steps") or entry.topic.lower() == topic.lower():
+        if (entry.rule in LISTS and entry.topic == topic) or entry.topic.lower() == topic.lower():
             location = title
         yield Fact(
             entry.rule, entry.topic, location, entry.answer, entry.worth + 1, clause=entry.clause, placed=entry.placed
@@ -243,9 +341,16 @@ def only_names(meaning: str, language: str) -> bool:
 
 def is_term(term: str, meaning: str, language: str) -> bool:
     """Whether a label names something that its meaning explains."""
-    if NUMBERED.match(term) or REMARK.fullmatch(term) or only_names(meaning, language):
+    if NUMBERED.match(term) or REMARK.fullmatch(term) or only_names(meaning, language) or DATED.search(meaning):
         return False
-    last = tag_sentence(term, language)[-1].tag
+    if language == ENGLISH and (GENERAL.match(term) or term.lower() in COMMANDS):
+        return False
+    tokens = tag_sentence(term, language)
+    if language == ENGLISH and any(
+        is_finite(token, ENGLISH) and token.tag not in ("VVB", "VVD") for token in tokens[1:]
+    ):
+        return False  # "The centre has six teams" names nothing
+    last = tokens[-1].tag
     return last not in ("APPR", "APPRART", "ART", "PRP", "AT0", "KON", "CJC")
 
 
@@ -296,10 +401,18 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
             answer = ended(text) if num_words(text) <= sentences.MOST_WORDS else None
         if answer:
             yield Fact("term", unquoted(row[0]), where, answer, 1)
-        return
+        filled = [entry for entry in filled if entry[0] != number]
+        if not answer or language != ENGLISH:
+            return
     for number, head, cell in filled:
         if language in ASKERS:
-            if head and num_words(cell) and acceptable_part(cell) and is_name(row[0]):
+            if (
+                head
+                and num_words(cell)
+                and acceptable_part(cell)
+                and is_name(row[0])
+                and cell.lower() != row[0].lower()
+            ):
                 quoted = f"„{row[0]}“ unter „{head}“" if language == GERMAN else f'"{row[0]}" under "{head}"'
                 yield Fact("cell", quoted, where, ended(f"{row[0]}, {head}: {cell}"), 1)
             continue

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from trainyard.data.extractive.clauses import join
 from trainyard.data.extractive.english import Ask
-from trainyard.data.extractive.german_cases import accusative, core_of
 from trainyard.data.extractive.german_clauses import (
     NOUNS,
     SUBORDINATE,
     Constituent,
     MainClause,
+    accusative,
+    core_of,
     first_person,
     for_asker,
 )

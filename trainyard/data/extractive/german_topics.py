@@ -10,8 +10,15 @@ import re
 from collections.abc import Iterator, Sequence
 
 from trainyard.data.extractive.german import is_negative, plain_sentence
-from trainyard.data.extractive.german_cases import accusative, core_of
-from trainyard.data.extractive.german_clauses import DETERMINERS, NOUNS, Constituent, MainClause, parse_clause
+from trainyard.data.extractive.german_clauses import (
+    DETERMINERS,
+    NOUNS,
+    Constituent,
+    MainClause,
+    accusative,
+    core_of,
+    parse_clause,
+)
 from trainyard.data.extractive.german_questions import GENERIC, IDIOM, POINTING
 from trainyard.data.extractive.tagging import Token, base_form, load_tagger
 from trainyard.data.language import GERMAN

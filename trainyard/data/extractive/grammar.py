@@ -115,6 +115,18 @@ COLONS = {FRENCH: " : ", CHINESE: "：", JAPANESE: "："}
 """Where it is not ": "."""
 
 
+MOST_TASK_HEADING = 9
+TASK_OBJECT = re.compile(r"(?:the|an?|your|my|our|all|new|any|up|out|multiple|existing|another|more|`)(?: |\w*`)", re.I)
+"""What follows a verb, not a noun: "Create a group", but "Test results"."""
+NO_TASK = re.compile(
+    r"\b(?:guidelines?|process(?:es)?|polic(?:y|ies)|tools?|requirements?|criteria|hours|procedures?|plans?|standards?|"
+    r"environments?|guides?|rules|principles|practices|strateg(?:y|ies)|options|expectations|responsibilities|basics|"
+    r"tips|resources|notes|errors?|issues|problems|limits|levels?|strategy|committee|experience|mode|methods?)$",
+    re.I,
+)
+"""The end of a heading that begins with an adjective: "Reporting guidelines"."""
+
+
 def as_question(heading: str, language: str) -> str | None:
     """Return the question that a heading is, with its mark; None for a heading that is none."""
     if heading[-1:] in "?？؟" and len(heading) > 1:
@@ -126,6 +138,29 @@ def as_question(heading: str, language: str) -> str | None:
     if language in ASKING and ASKING[language].search(heading):
         return {CHINESE: f"{heading}？", FRENCH: f"{heading} ?", SPANISH: f"¿{heading}?"}[language]
     return None
+
+
+def as_task(heading: str) -> str | None:
+    """Return "How do I create a group?" for the English headings "Create a group" and "Creating a group"."""
+    words = heading.split()
+    if (
+        not 2 <= len(words) <= MOST_TASK_HEADING
+        or not words[0].isalpha()
+        or re.search(r"[?:;!()\[\]/–—]| - |\d$", heading)
+    ):
+        return None
+    first, rest = words[0].lower(), " ".join(words[1:])
+    commands = word_set("en_commands")
+    if first not in commands:
+        bases = [first[:-3], f"{first[:-3]}e", first[:-4]] if first.endswith("ing") and len(first) > 5 else []
+        first = next((base for base in bases if base in commands), "")
+        if not first or NO_TASK.search(rest):
+            return None
+    elif not TASK_OBJECT.match(rest):
+        return None
+    if re.match(r"(?:and|or|with|is|are|in|at)\b", rest) or first in ("do", "be", "let"):
+        return None
+    return f"How do I {first} {re.sub(r'[Yy]our ', 'my ', rest)}?"
 
 
 def definition_subject(sentence: str, title: str) -> str | None:

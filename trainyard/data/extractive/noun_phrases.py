@@ -27,6 +27,7 @@ DETERMINERS = {
 PREPOSITIONS = {ENGLISH: ("PRP", "PRF"), GERMAN: ("APPR", "APPRART", "KOKOM")}
 JOINING = {ENGLISH: "CJC", GERMAN: "KON"}
 POINTING = word_set("en_pointing_adjectives")
+GENERIC = word_set("en_generic")
 SUBORDINATE = {
     ENGLISH: ("CJS", "CJT", "DTQ", "PNQ", "AVQ"),
     GERMAN: ("KOUS", "KOUI", "PRELS", "PRELAT", "PWS", "PWAV", "PWAT"),
@@ -44,6 +45,8 @@ TIME = re.compile(
     r"Wednesday|Thursday|Friday|Saturday|Sunday|today|tomorrow|(?:\w+ )?(?:seconds?|minutes?|hours?|days?|weeks?|"
     r"months?|years?|times?|moments?))", re.I
 )  # fmt: skip
+CUT = re.compile(r"^\d|\.[A-Za-z]$|[a-z] (?:running|working|being|going|using|coming)$")
+"""A phrase that was cut, "continental U.S", or begins with a number."""
 NAME = re.compile(r"`[^`]+`|[A-ZÄÖÜ][A-Z0-9.]+s?|[A-Z]\w*[a-z]\w*[A-Z]\w*|\w+[.-]\w*[A-Z]\w*")
 """Code, an acronym, or a word with a capital inside."""
 
@@ -63,6 +66,11 @@ def commonness(word: str, language: str) -> float:
 def may_be_verb(word: str) -> bool:
     """Whether an English word may be a verb in the present tense."""
     return bool({"VVB", "VVI", "VVZ"} & possible_tags(word, ENGLISH).keys())
+
+
+def may_be_noun(word: str) -> bool:
+    """Whether an English word may be a noun."""
+    return bool({"NN0", "NN1", "NN2", "NP0"} & possible_tags(word.lower(), ENGLISH).keys())
 
 
 def is_sentence(text: str, language: str) -> bool:
@@ -145,9 +153,17 @@ def is_inside(tokens: Sequence[Token], index: int, language: str) -> bool:
     return bool(re.match(r"[\w`'’]", token.text))
 
 
-def is_verb_first(tokens: Sequence[Token], index: int) -> bool:
-    """Whether the first word of an English sentence may be its verb: "Review access logs"."""
-    return index == 0 and may_be_verb(tokens[0].text)
+def is_verb_first(tokens: Sequence[Token], index: int, end: int) -> bool:
+    """Whether the first word of a run of nouns may be a verb: "Review access logs", "For help, visit Example Pages".
+
+    It is none where a verb follows the run: "Pull request reviews are required".
+    """
+    word = tokens[index].text
+    if end < len(tokens) and is_finite(tokens[end], ENGLISH):
+        return False
+    if index == 0:
+        return may_be_verb(word) or bool(re.fullmatch(r"[A-Z][a-z]+ed", word))
+    return tokens[index - 1].text.lower() in (",", "please", "then") and word.islower() and may_be_verb(word)
 
 
 class Words(NamedTuple):
@@ -164,7 +180,9 @@ def span_of(words: Words, start: int, end: int) -> tuple[int, int, int] | None:
     tokens, language = words.tokens, words.language
     head_end = end
     if language == ENGLISH:
-        start += is_verb_first(tokens, start)
+        if start == 1 and may_be_noun(tokens[0].text) and end < len(tokens) and is_finite(tokens[end], ENGLISH):
+            start = 0  # "Pull request reviews are", where "Pull" is taken for the verb
+        start += is_verb_first(tokens, start, end)
         while start < end and (tokens[start].text.lower() in POINTING or tokens[start].tag == "POS"):
             start += 1
         while start < end and tokens[end - 1].tag not in NOUNS[language]:
@@ -190,25 +208,54 @@ def phrase_at(words: Words, start: int, end: int) -> NounPhrase | None:
     while before >= 0 and tokens[before].tag in DETERMINERS[language]:
         before -= 1
     pointing = [token.text.lower() for token in tokens[before + 1 : start]] if language == ENGLISH else []
-    if not DEMONSTRATIVE.isdisjoint(pointing):
+    if not DEMONSTRATIVE.isdisjoint(pointing) or (language == ENGLISH and is_part_of_list(tokens, start)):
         return None
-    if before >= 0 and (re.match(r"[\"“„(\[‘]", tokens[before].text) or belongs_to_noun(tokens, before, language)):
+    opened = before >= 0 and re.match(r"[\"“„(\[‘]", tokens[before].text)
+    if opened or (before >= 0 and belongs_to_noun(tokens, before, language)):
         return None
     first = start - 1 if pointing and pointing[-1] in KEPT_ARTICLES else start
     text = sentence[tokens[first].start : tokens[end - 1].end]
     if pointing and pointing[-1] in OWN and tokens[head_end - 1].tag == "NN1":
         text = f"the {text}"
     bare = sentence[tokens[start].start : tokens[end - 1].end]
-    if first == 0 and language == ENGLISH:
+    if language == ENGLISH and text == bare and start > 1 and tokens[start - 1].text.lower() in POINTING:
+        article = tokens[start - 2].text.lower() in ("the", *OWN)
+        text = f"the {text}" if article and tokens[head_end - 1].tag != "NN2" else text
+    if language == ENGLISH and (first == 0 or tokens[first - 1].text == ":"):
         text = lower_first(text, tokens[0])
     part = part_of(tokens, before, start, verb, language)
+    if language == ENGLISH:
+        part = OTHER if part == OBJECT and is_below(tokens, start) else part
+        part = SUBJECT if start == 0 and end < len(tokens) and is_finite(tokens[end], language) else part
     is_name = bool(NAME.fullmatch(bare)) or (start and bare.count(" ") and all(w[0].isupper() for w in bare.split()))
-    joined = is_joined(tokens, start, end, language)
-    strange = re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare)
+    joined = is_joined(tokens, before + 1 if language == ENGLISH else start, end, language)
+    cut = language == ENGLISH and CUT.search(bare)
+    strange = cut or re.search(r"[\"“”„()\[\]<>|={}]", bare.strip("`")) or TIME.fullmatch(bare)
     if strange or len(bare.split()) > MOST_WORDS or (joined and not (" " in bare or is_name)):
         return None
     head = tokens[head_end - 1].text
+    passing = part in (OTHER, INNER) and not is_name and "`" not in bare and is_below(tokens, start)
+    weak = passing or is_weak(head, part, joined=joined and "`" not in bare, is_name=bool(is_name))
+    if language == ENGLISH and weak:
+        return None
     return NounPhrase(text, head, OTHER if joined and part != SUBJECT else part, bool(is_name), len(bare.split()))
+
+
+def is_weak(head: str, part: str, *, joined: bool, is_name: bool) -> bool:
+    """Whether a phrase is only one of several, or its noun says nothing."""
+    return (joined and part != SUBJECT) or (not is_name and head.lower().removesuffix("s") in GENERIC)
+
+
+def is_part_of_list(tokens: Sequence[Token], start: int) -> bool:
+    """Whether the first word of a run continues verbs or adjectives, or an adverb: "mute and unmute guests"."""
+    if start and tokens[start - 1].text.lower() in ("less", "more", "most", "least"):
+        return True
+    if start > 1 and tokens[start - 1].tag == "AV0" and tokens[start - 2].tag == "TO0":
+        return True  # "to silently drop guests", where "drop" is taken for a noun
+    if start < 2 or (tokens[start - 1].tag != "CJC" and tokens[start - 1].text != ","):
+        return False
+    joined = tokens[start - 1].tag == "CJC" and tokens[start].text.islower() and may_be_verb(tokens[start].text)
+    return joined or tokens[start - 2].tag.startswith("AJ")
 
 
 def extended(tokens: Sequence[Token], of: int) -> int | None:
@@ -281,6 +328,20 @@ def part_of(tokens: Sequence[Token], before: int, start: int, verb: int, languag
     return OTHER
 
 
+def is_below(tokens: Sequence[Token], index: int) -> bool:
+    """Whether a word of an English sentence is in a clause of lower rank, or behind the first of its infinitives."""
+    below, before = False, ""
+    for token in tokens[:index]:
+        if token.tag in SUBORDINATE[ENGLISH] or (token.tag == "TO0" and before not in OBLIGING):
+            below = True
+        elif token.text in ",;:–":
+            below = False
+        before = token.text.lower()
+    return below
+
+
+OBLIGING = ("need", "needs", "have", "has", "able", "going")
+"""Words whose infinitive is the verb of the clause: "you need to move the file"."""
 NO_OBJECT = ("VBZ", "VBB", "VBD", "VBI", "VBN", "VVG", "VA(FIN)", "VA(INF)")
 """Verbs before what a subject is, and participles: "X is a tool", "taking the average"."""
 

@@ -29,12 +29,23 @@ CONNECTIVE = re.compile(
     r"Similarly|Finally|Lastly|Next|Then|Instead|Alternatively|Besides), "
 )
 """What joins a sentence to the one before, and is left out where that is not in the answer."""
+ANNOUNCES = re.compile(
+    r"(?:Here (?:is|are)|Below (?:is|are)|There are (?:some|several|a few|many|various|\w+ (?:ways|options|types)))\b"
+)
+"""A last sentence that announces what comes after it."""
 MOST_WORDS = 60
 LEAST_WORDS = 8
-PART_POINTS = {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 1.5, OTHER: 0.5, INNER: 0.5}
+PART_POINTS = {
+    ENGLISH: {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 2.0, OTHER: 1.5, INNER: 1.5},
+    GERMAN: {SUBJECT: 3.0, FRONT: 2.5, OBJECT: 1.5, OTHER: 0.5, INNER: 0.5},
+}
 REPEATED, CODE, NAMED, LONG, FIRST = 1.5, 1.5, 0.5, 1.0, 0.5
 """Points of a phrase that occurs again, is code, is a name, has two words, or is in the first sentence."""
-LEAST_POINTS = 3.0
+MOST_MENTIONS = 1
+"""Other sentences that may have the subject of a passage."""
+LATER = 3.0
+"""Points that an English phrase loses in a later sentence: readers want the passage to begin with its topic."""
+LEAST_POINTS = {ENGLISH: 2.5, GERMAN: 3.0}
 """Of a topic: more than being mentioned."""
 WORDS_PER_TOPIC = 14
 MOST_TOPICS = 3
@@ -44,6 +55,8 @@ LONG_WORD = 18
 """Letters of a word that counts as two."""
 COMMON = {ENGLISH: -11.3, GERMAN: -12.0}
 """The rarest word of a phrase is no more common: "snapshot", not "decision"."""
+COMMON_ALONE = -12.0
+"""The same for the only word of an English phrase."""
 COMMON_TOGETHER = -21.0
 """The same for two words of a phrase together."""
 LEAST_LETTERS = 5
@@ -53,6 +66,7 @@ UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|
 VAGUE = re.compile(
     r"(?:a |an |the )?(?:hood\b|certain|several|said|own|complex|similar|many|"
     r"various|necessary|immediate|additional|multiple|some|other)\b"
+    r"|(?:an? )?(?:lot|handful|number|variety|bit|couple|range|few|series|set|majority|kind|sort|part|piece)s? of\b"
 )
 
 
@@ -94,8 +108,8 @@ def passages(texts: Iterable[str], follows: Callable[[str], bool], usable: Calla
 
 
 def finished(pending: list[str]) -> Iterator[Passage]:
-    """Yield a passage of these sentences, without questions at its end."""
-    while pending and pending[-1].rstrip()[-1:] in "?？":
+    """Yield a passage of these sentences, without questions and what announces something at its end."""
+    while pending and (pending[-1].rstrip()[-1:] in "?？" or ANNOUNCES.match(pending[-1])):
         pending = pending[:-1]
     if pending and num_words(" ".join(pending)) >= LEAST_WORDS:
         yield Passage(tuple(pending))
@@ -109,6 +123,8 @@ class Candidate:
     wording: str
     """The phrase as a question has it."""
     points: float
+    chief: bool = False
+    """Whether it is what a sentence says something of, so that another sentence may mention it."""
 
     def is_in(self, text: str) -> bool:
         """Whether a text, as `plain_text`, has the phrase."""
@@ -121,9 +137,12 @@ def candidates(passage: Passage, language: str) -> list[Candidate]:
     for number, sentence in enumerate(passage.sentences):
         for candidate in candidates_of(sentence, language):
             candidate.points += FIRST * (number == 0)
+            if number and language == ENGLISH:
+                candidate.points -= LATER
             before = by_stem.setdefault(stemmed(candidate.text), candidate)
             if before is not candidate:
                 before.points = max(before.points, candidate.points) + REPEATED
+                before.chief = before.chief or candidate.chief
     return sorted(by_stem.values(), key=lambda candidate: -candidate.points)
 
 
@@ -131,21 +150,28 @@ def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
     certain: list[str] = []
     if language == GERMAN:
         for text, most in german_topics.topics(sentence):
-            points = PART_POINTS[SUBJECT if most == german_topics.SUBJECT_SENTENCES else OBJECT]
+            points = PART_POINTS[GERMAN][SUBJECT if most == german_topics.SUBJECT_SENTENCES else OBJECT]
             certain.append(text)
             yield Candidate(text, german_topics.in_question(text, sentence), points + LONG * (" " in text))
     for phrase in noun_phrases(sentence, language):
         if says_what(phrase, language) and not any(phrase.text in text for text in certain):
             quoted = language == GERMAN and "`" not in phrase.text
-            points = PART_POINTS[phrase.part] + (CODE if "`" in phrase.text else NAMED * phrase.is_name)
+            points = PART_POINTS[language][phrase.part] + (CODE if "`" in phrase.text else NAMED * phrase.is_name)
             points += LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
-            yield Candidate(phrase.text, f"„{phrase.text}“" if quoted else phrase.text, points)
+            wording = f"„{phrase.text}“" if quoted else re.sub("^your ", "the ", phrase.text)
+            chief = language == ENGLISH and phrase.part in (SUBJECT, FRONT)
+            yield Candidate(phrase.text, wording, points, chief)
 
 
 def choose_topics(
-    candidates: list[Candidate], most: int, other_sentences: Collection[str], is_new: Callable[[str], bool]
+    candidates: list[Candidate],
+    most: int,
+    other_sentences: Collection[str],
+    is_new: Callable[[str], bool],
+    *,
+    language: str = ENGLISH,
 ) -> list[Candidate]:
-    """Return up to `most` topics: phrases that no other sentence has.
+    """Return up to `most` topics: phrases that no other sentence has, or only one where the phrase is a subject here.
 
     `other_sentences` are those of the same section as `plain_text`; `is_new` is false for the words of its headings.
     Two phrases named together, neither of which is the topic alone, make a question that nobody would ask.
@@ -153,16 +179,16 @@ def choose_topics(
     return [
         candidate
         for candidate in candidates
-        if candidate.points >= LEAST_POINTS
+        if candidate.points >= LEAST_POINTS[language]
         and is_new(candidate.text)
-        and not any(candidate.is_in(other) for other in other_sentences)
+        and sum(candidate.is_in(other) for other in other_sentences) <= MOST_MENTIONS * candidate.chief
     ][:most]
 
 
 def says_what(phrase: NounPhrase, language: str) -> bool:
     """Return whether a phrase is clear alone."""
     text = phrase.text
-    if language == ENGLISH and re.match(r"your " if phrase.part == SUBJECT else r"(?:an?|your) ", text):
+    if language == ENGLISH and phrase.part not in (SUBJECT, OBJECT) and re.match(r"(?:an?|your) ", text):
         return False
     if phrase.is_name:
         return ("`" in text or len(text) >= LEAST_LETTERS) and (language == ENGLISH or text[-1] != "-")
@@ -172,7 +198,7 @@ def says_what(phrase: NounPhrase, language: str) -> bool:
         return False
     words = [word for word in re.findall(r"[\w'’-]+", text) if word.lower() not in SMALL]
     weights = sorted(commonness(word, language) for word in words)
-    if language == ENGLISH and len(words) == 1 and re.match(r"an? ", text):
+    if language == ENGLISH and len(words) == 1 and (re.match(r"an? ", text) or weights[0] > COMMON_ALONE):
         return False
     return bool(weights) and (weights[0] <= COMMON[language] or sum(weights[:2]) <= COMMON_TOGETHER)
 

@@ -82,7 +82,7 @@ class Reading:
         return self.text[self.tokens[start].start : self.tokens[end - 1].end] if start < end else ""
 
     def lower(self, index: int) -> str:
-        return self.tokens[index].text.lower() if index < len(self.tokens) else ""
+        return self.tokens[index].text.lower().replace("’", "'") if index < len(self.tokens) else ""
 
     def boundary(self, start: int) -> int:
         """Return where the clause at `start` ends."""

@@ -27,6 +27,7 @@ from trainyard.data.extractive.english_words import (
     hangs,
     personal,
 )
+from trainyard.data.extractive.noun_phrases import may_be_verb
 from trainyard.data.extractive.phrases import Phrase
 
 FREQUENCY = re.compile(
@@ -42,7 +43,8 @@ POINT = re.compile(
     rf"|(?:after|before|in|by|until|since) (?:\d{{4}}|{NUMBER} {UNITS}\b.*)"
     rf"|(?:on|by|until|before|after) (?:{DAYS}|{MONTHS})\b.*"
     rf"|(?:at|by|before|after|until) \d{{1,2}}(?::\d\d)? ?(?:am|pm|o'clock)?\b.*"
-    r"|(?:at|by|before|after) the (?:end|start|beginning) of .*)$"
+    r"|(?:at|by|before|after) the (?:end|start|beginning) of (?:(?:the|each|every|a|your) )?(?:\w+ )?"
+    r"(?:day|week|month|year|quarter|sprint|cycle|meeting|shift|call|event|session|period|term|season)s?\b.*)$"
 )
 TIMES = ((FREQUENCY, "How often"), (DURATION, "How long"), (POINT, "When"))
 VAGUE_SUBJECT = re.compile(
@@ -57,10 +59,42 @@ UNSPECIFIC = re.compile(
     re.I,
 )
 """Beginnings of an unclear subject."""
+VAGUE_VERBS = (
+    "use",
+    "want",
+    "mean",
+    "like",
+    "love",
+    "need",
+    "distribute",
+    "involve",
+    "see",
+    "face",
+    "say",
+    "give",
+    "signal",
+)
+"""Verbs whose object nobody asks for by the verb alone: "What does the club use?"."""
+CODE_NOUNS = tuple(
+    "commands files flags options values requests queries types calls plugins scripts tests jobs packages tags fields "  # noqa: SIM905
+    "uses models tables keys hooks helpers methods functions modules".split()
+)
+"""Nouns behind a code span that may be taken for its verb."""
+SOMEBODY = re.compile(
+    r"(?:someone|somebody|anyone|people|your (?:company|team)|the (?:company|author)|you or .*|[a-z]+ of action)$|"
+    r"(?!(?:the|this|a|an)\b)[A-Za-z]+ing\b",
+    re.I,
+)
+"""Subjects whose question nobody asks: persons without a name, and what somebody does."""
+ANYBODY = ("user", "users", "people", "person", "everyone", "anyone", "visitor", "visitors", "member", "members")
+"""Subjects that no question asks for."""
+ANY_POINTING = re.compile(r"\b(?:appropriate|respective|necessary|relevant|corresponding|remaining)\b")
 LONGEST_SUBJECT, LONGEST_OBJECT = 7, 7
 LEAST_PREDICATE = 3
 """Words that say something, behind the verb of a question for the subject."""
 LONGEST_PREDICATE = 16
+LEAST_DEFINITION, LEAST_COMMON = 7, 11
+"""Words of a sentence that says what something is; more where that is one common word."""
 LONGEST_STATE = 10
 """Words of "is not …" that become a question."""
 UNCERTAIN = re.compile(
@@ -96,7 +130,10 @@ def ask_predicate(clause: Clause, where: str) -> Iterator[Ask]:
     if clause.negative:
         yield from ask_negative(clause, where)
         return
-    if not clause.phrases:
+    verb = clause.reading.lower(clause.phrases[0].start - 1) if clause.phrases else ""
+    if (verb in CODE_NOUNS and clause.subject.endswith("`")) or SOMEBODY.match(clause.subject):
+        return
+    if not clause.phrases or (clause.subject.lower() == "you" and clause.auxiliary in ("will", "shall")):
         return
     yield from ask_reason(clause)
     times = list(ask_time(clause, where))
@@ -126,7 +163,10 @@ def ask_reason(clause: Clause) -> Iterator[Ask]:
 
 def ask_negative(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the question of a sentence that denies: "Does restic support it?"."""
-    if clause.auxiliary in ("might", "would", "could", "had") or not clause.phrases:
+    by_reader = clause.kind == "passive" and re.search(r"\bby (?:you|us|me)\b", clause.rest)
+    promises = clause.auxiliary in ("will", "shall") and personal(clause)
+    unsure = clause.auxiliary in ("might", "would", "could", "had") or " you " in f" {where} "
+    if unsure or by_reader or promises or not clause.phrases:
         return
     group = clause.reading.shape[: clause.phrases[0].start]
     if re.search("XA|AX|A$", group) or UNSPECIFIC.match(clause.subject):
@@ -157,6 +197,8 @@ def ask_time(clause: Clause, where: str) -> Iterator[Ask]:
         if match is None or offset not in begins:
             continue
         before = short[: match.start()].strip()
+        if word == "How often" and re.search(r"\d|\b(?:from|plus)\b", before):
+            continue  # an amount for each year, not an event
         kinds = {kind for begin, kind in begins.items() if begin < offset}
         if (clause.kind == "be" and not before) or kinds - {"noun", "place", "adjective"} or hangs(before):
             continue
@@ -167,6 +209,8 @@ def ask_time(clause: Clause, where: str) -> Iterator[Ask]:
 def is_specific(clause: Clause) -> bool:
     """Whether a subject says alone what a question is about."""
     words = content_words(clause.subject)
+    if len(words) == 1 and re.match(r"all |every |each ", clause.subject, re.I):
+        return False
     if not words or UNSPECIFIC.match(clause.subject) or len(clause.subject.split()) > LONGEST_SUBJECT:
         return False
     vague = {words[-1].removesuffix("s"), clause.head.removesuffix("s")} & VAGUE_HEADS
@@ -174,11 +218,11 @@ def is_specific(clause: Clause) -> bool:
 
 
 def question_word(phrase: Phrase, clause: Clause) -> str:
-    """Return "Who" where a noun phrase is a person's; empty for a pronoun."""
+    """Return "What" where a noun phrase is a thing; empty for a person, whom few questions ask for, and a pronoun."""
     head = clause.reading.head(phrase.start + (phrase.kind == "place"), phrase.end)
     if head is None or head.tag in ("PNP", "CRD") or re.search(r"\d+ ?%|\bpercent\b", phrase.text):
         return ""
-    return "Who" if head.tag == "PNI" or head.text.lower() in PERSON_NOUNS else "What"
+    return "" if head.tag == "PNI" or head.text.lower() in PERSON_NOUNS else "What"
 
 
 def is_place(phrase: Phrase | None, clause: Clause) -> bool:
@@ -230,7 +274,9 @@ def ask_needed(clause: Clause, phrase: Phrase, *before: str, where: str) -> Iter
 
 def ask_state(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the question for what a subject is, or for what it is good for."""
-    if personal(clause) or not is_specific(clause) or (clause.verb and clause.auxiliary not in ("should", "must")):
+    if personal(clause) or not is_specific(clause) or clause.verb:
+        return
+    if is_slogan(clause):
         return
     if re.match(r"(?:each|every|all)\b", clause.subject):
         return
@@ -250,6 +296,13 @@ def ask_state(clause: Clause, where: str) -> Iterator[Ask]:
             yield from ask_needed(clause, second, first.text, where=where)
 
 
+def is_slogan(clause: Clause) -> bool:
+    """Whether a sentence says of one common word what it is, in few words: "Honesty is my highest value"."""
+    words = len(clause.reading.text.split())
+    common = clause.subject.islower() or len(clause.subject.split()) == 1
+    return "`" not in clause.subject and (words < LEAST_DEFINITION or (common and words < LEAST_COMMON))
+
+
 def ask_passive(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the question for "is made of …", "is kept in …" or "is used to …"."""
     first = clause.phrases[0]
@@ -267,7 +320,7 @@ def ask_passive(clause: Clause, where: str) -> Iterator[Ask]:
         if clause.lemma in TO_DO_VERBS:
             if not first.text.startswith("to be "):
                 yield ask_with("What", clause, "to do", where)
-        elif clause.lemma not in NO_PURPOSE:
+        elif clause.lemma not in NO_PURPOSE and may_be_verb(clause.reading.lower(first.start + 1)):
             yield ask_with("Why", clause, where)
     elif is_place(first, clause) and first.first != "into":
         yield ask_with("Where", clause, where)
@@ -319,6 +372,10 @@ def ask_action(clause: Clause, where: str) -> Iterator[Ask]:
         or not question_word(obj, clause)
     ):
         return
+    if clause.lemma == "use" and clause.auxiliary == "do" and clause.kind != "command":
+        if following.text.startswith("to ") or following.first == "for":
+            yield ask_with("What", clause, obj.text, "for", where)
+        return
     if following.first == "of" and clause.reading.lower(following.start - 1) == "instead":
         if not hangs(inner(following)):
             yield ask_with("What", clause, "instead of", inner(following), where)
@@ -358,6 +415,8 @@ def ask_object(clause: Clause, where: str) -> Iterator[Ask]:
         yield ask_with("What", clause, obj.text, where)
         return
     word = question_word(obj, clause)
+    if clause.lemma in VAGUE_VERBS:
+        return
     if not word or hangs(obj.text) or clause.lemma in WEAK_VERBS or is_complement(following, clause):
         return
     named = short and len(content_words(obj.text)) > 1
@@ -394,19 +453,23 @@ def ask_subject(clause: Clause, where: str) -> Iterator[Ask]:
         return
     rest = clause.reading.words(clause.phrases[0].start, clause.phrases[-1].end)
     long = len(content_words(rest)) < LEAST_PREDICATE or len(rest.split()) > LONGEST_PREDICATE
+    if clause.reading.tokens[clause.phrases[0].start - 1].tag == "VVD" and clause.phrases[0].kind == "infinitive":
+        return  # "guidelines revised to include": a participle
     if long or HANGING.match(rest) or clause.phrases[-1].kind == "means":
         return
     predicate, head, words = join(clause.surface, rest, where), clause.head, content_words(clause.subject)
     is_singular = not clause.plural or clause.auxiliary in ("can", "may", "must", "should", "will", "could")
+    if ANY_POINTING.search(rest):
+        return
     if head in PERSON_NOUNS:
-        if is_singular:
+        if is_singular and head not in ANYBODY:
             yield Ask("subject", f"Who {predicate}?")
     elif head[:1] == "`" and is_singular and len(words) == 1:
         yield Ask("subject", f"What {predicate}?")
     elif (
         head.isalpha()
         and head in clause.subject.split()
-        and (len(words) > 2 or re.search(r"[`A-Z]", clause.subject.partition(" ")[2]))
+        and re.search(r"[`A-Z\d]", clause.subject.partition(" ")[2])
         and words[0] not in POINTING_ADJECTIVES
         and not re.search(rf"\b{head}\b", rest)
         and head.removesuffix("s") not in VAGUE_HEADS

@@ -71,6 +71,7 @@ POINTING = re.compile(
 """Beginnings that depend on the sentence before."""
 REMAINS = re.compile(
     r"\{\s*[#:%{.]|[%}]\}|\ufffd|\[\^|\[[1-9]\d{0,2}\]|\]\(|^\W*(?:!!!|:::|\||>|@|#)|^\W*$"
+    r"|\b(?:in|on|at|to|the|via|from|with|of|for|an?|and|or|our|your|see) [.,;:)](?=\s|$)"
     r"|^[.,;:!?。，、；：！？]|(?<!\.)\.\.(?!\.)|[.。]。|。\s*\."
     rf"|[^\W\d_]- (?!(?:{'|'.join(AND)})\b)[^\W\d_A-ZÄÖÜ]",
 )

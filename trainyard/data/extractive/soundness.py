@@ -11,7 +11,12 @@ from trainyard.data.language import ENGLISH, GERMAN
 STEM = 5
 LEANS = {
     ENGLISH: re.compile(
-        r"^(?:besides|there are (?:some|several|many|a (?:few|number|couple)|two|three|four|five|various) \w+|"
+        r"^(?:besides|later,|further,|an? (?:more|less) |the (?:second|third) [a-z]+s\b|"
+        r"either way|ah\b|oh\b|well,|yes\b|no,|okay|ok,|sure,|it looks like|"
+        r"in the (?:file|example|case|list) above|(?:to|in order to|by) \w+(?: \w+)? (?:this|these|those)\b|"
+        r"(?:\w+ )?(?:features|benefits|advantages|examples|options|reasons|drawbacks|ideas|suggestions) "
+        r"(?:include|are)|"
+        r"there are (?:some|several|many|a (?:few|number|couple)|two|three|four|five|various) \w+|"
         r"to do (?:this|so|that)|another|as an alternative|alternatively|instead|notable examples|"
         r"(?:good )?examples (?:are|include)|"
         r"(?:the|an?) (?:last|first|second|third|other|next|same|final) (?!time|name|version|day|week|month|"
@@ -38,6 +43,7 @@ LEANS = {
         r"earlier|previously|here)\b"
         r"|\b(?:let['’]s|let us) (?:say|assume|suppose|look|see|imagine|try)\b|\bin this (?:case|example|"
         r"situation|way)\b(?<!^)"
+        r"|\baforementioned\b|\beither of (?:these|those)\b|\bthe below\b|\bsee [a-z ]{0,20}below\b"
         r"|\b(?:does|do|doing) so\b|\bthe (?:former|latter)\b|^here\b"
         r"|^(?!if|when|once|whenever|unless)(?!to |by |in order)[^;:]*\b(?:this|these|those)\b(?! (?:page|"
         r"guide|document|section|project|handbook|site|"
@@ -84,6 +90,7 @@ EXAMPLE = re.compile(
 """What begins an example of several sentences, or points to a later part."""
 ADDS = re.compile(r"\b(?:also|too|auch|ebenfalls)\b")
 """What makes a sentence an addition to those before it."""
+AS_WELL = re.compile(r"\bas well\W*$")
 SHE_IT = re.compile(
     r"^(?!Wenn|Falls|Sofern|Sobald|Um|Wer|Bevor)[^,;:]*\b(?:sie|ihnen|ihn|ihm|dies|denen|deren|dessen|"
     r"hier(?:bei|zu|für|mit|von))\b"

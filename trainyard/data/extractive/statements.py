@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from trainyard.data.extractive import clauses, english, german, passages, sentences, soundness
+from trainyard.data.extractive import clauses, english, english_fronts, german, passages, sentences, soundness
 from trainyard.data.extractive.cleaning import only_refers, without_label
 from trainyard.data.extractive.english import Ask
 from trainyard.data.extractive.grammar import BARE, POINTERS
-from trainyard.data.extractive.leads import ask_lead
+from trainyard.data.extractive.leads import ask_lead, name_of
 from trainyard.data.extractive.noun_phrases import is_sentence
 from trainyard.data.extractive.outline import Section, TextBlock
 from trainyard.data.extractive.passages import Passage
@@ -35,7 +35,9 @@ FOLLOWING_WORDS = 8
 LEAST_ITEM = 10
 """Words of a list item that is asked by what it is about."""
 MOST_ANSWER_WORDS = 60
-MOST_LIST_WORDS = 120
+MOST_SINGLE = 2
+"""Times that a page may have a topic of one word."""
+MOST_LIST_WORDS = 160
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
     ENGLISH: english.ask_english,
@@ -63,7 +65,12 @@ DEICTIC = {
     ),
 }
 """What makes a sentence too dependent on its neighbours for a question that only names its subject."""
-ABOVE = re.compile(r"\boben genannt|\bobige|\b[Ww]eitere(?:s|n)? (?:findest|finden|gibt)|\babove-mentioned")
+HANGING_LEAD = re.compile(r"(?:To|For|If|When|After|Before) \w+ (?:it|this|that|them|these|those)\b")
+ABOVE = re.compile(
+    r"\b(?:steps?|sections?|view|examples?|instructions?|commands?|table|list|case|points?|page) (?:from )?above\b|"
+    r"\b(?:the|as) above\b|"
+    r"\boben genannt|\bobige|\b[Ww]eitere(?:s|n)? (?:findest|finden|gibt)|\babove-mentioned"
+)
 POINTS_ONLY = re.compile(
     r"(?:This|That|It|Das|Dies) (?:is|was|ist|war) (?:not|an example|because|why|where|how|what|nicht|kein)\b"
 )
@@ -75,8 +82,10 @@ ELSEWHERE = re.compile(
     re.I,
 )
 """What makes a sentence point to another place."""
+SHOUTED = re.compile(r"[A-Z]{3,} [A-Z]{2,} [A-Z]{3,}")
+"""A clause in capitals, as contracts have them."""
 REFERS = re.compile(
-    r"\b(?:please (?:see|refer|visit|read|check)|take a look at|"
+    r"\bfor (?:more )?information\b.*, (?:visit|go to) |\b(?:please (?:see|refer|visit|read|check)|take a look at|"
     r"(?:can|may|could) be (?:found|read|seen) (?:in|at|on|here|under)|"
     r"for (?:an? )?(?:more|further) [\w -]+|learn more|more (?:information|details)|documented (?:in|at|on|here))\b"
     r"|^(?:Visit|See|Read|Check out|Refer to|Consult|Explore) "
@@ -136,6 +145,7 @@ class Reader:
         self.counts = Counter(self.text.split())
         self.sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         self.section_sentences: list[str] = []
+        self.num_lists = 0
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
         """Yield the statements of a section: those of its sentences and lists in page order, then its passages."""
@@ -159,6 +169,7 @@ class Reader:
             if before.rstrip().endswith((":", "：")):
                 codes.setdefault(before, []).append(code)
         parted = parted_lists(section.blocks)
+        self.num_lists = len({block.list_id for block in section.blocks if block.list_id})
         for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
             blocks = list(group)
             if list_id:
@@ -197,7 +208,7 @@ class Reader:
         """Whether a sentence may be a part of a passage."""
         if sentence.rstrip(sentences.CLOSERS + " ")[-1:] not in ".!?…" or not acceptable_part(sentence):
             return False
-        if sentence[:1] in "([→" or REFERS.search(sentence):
+        if sentence[:1] in "([→" or REFERS.search(sentence) or SHOUTED.search(sentence):
             return False
         refers = ELSEWHERE.search(sentence) or ABOVE.search(sentence) or only_refers(sentence)
         asks = sentence.rstrip()[-1:] == "?"
@@ -209,7 +220,8 @@ class Reader:
         """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
         heading_stems = soundness.stems(f"{self.title} {topic}")
         pointer = POINTERS[self.language]
-        near = topic and place_of(self.title, topic, ": ") != self.title
+        asks = self.language == ENGLISH and topic.endswith("?")  # nobody names a place by a question
+        near = topic and not asks and place_of(self.title, topic, ": ") != self.title
         own_sentences = {plain_text(sentence) for sentence in passage.sentences}
         other_sentences = [
             text for text in (self.section_sentences if near else self.sentences) if text not in own_sentences
@@ -217,6 +229,8 @@ class Reader:
         used_words = set(CONTENT[self.language](besides))
 
         def is_new(phrase: str) -> bool:
+            if self.language == ENGLISH and self.is_frequent(phrase):
+                return False
             return bool(soundness.stems(phrase) - heading_stems) and (topic, phrase.lower()) not in self.used_phrases
 
         candidates = []
@@ -225,9 +239,14 @@ class Reader:
             bare = re.sub(r"`[^`]*`|^(?:the|all|each) ", "", candidate.text)
             if content and not used_words & content and not (self.language == ENGLISH and pointer.search(bare)):
                 candidates.append(candidate)
-        topics = passages.choose_topics(candidates, most, other_sentences, is_new)
+        topics = passages.choose_topics(candidates, most, other_sentences, is_new, language=self.language)
         self.used_phrases |= {(topic, candidate.text.lower()) for candidate in topics}
         return [candidate.wording for candidate in topics]
+
+    def is_frequent(self, phrase: str) -> bool:
+        """Whether a phrase of one word is on the page so often that a question for it may mean any sentence."""
+        words = plain_text(phrase).removeprefix("the ").split()
+        return len(words) == 1 and self.counts[words[0]] + self.counts[f"{words[0]}s"] > MOST_SINGLE
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
         """Yield a further paragraph of a labelled list item."""
@@ -282,7 +301,10 @@ class Reader:
         whole = before and all(map(self.is_usable, before)) and num_words(block.text) <= MOST_ANSWER_WORDS
         if whole and not self.follows(before[0]):
             answer = f"{block.text}\n\n{blocks}"
-        for phrase in self.topics(Passage(tuple(sentences.sentences(answer.partition("\n")[0]))), topic, 1):
+        parts = tuple(sentences.sentences(answer.partition("\n")[0]))
+        if self.language == ENGLISH and not is_sentence(parts[0].rstrip(" :") + ".", ENGLISH):
+            return
+        for phrase in self.topics(Passage(parts), topic, 1):
             yield Statement("statement", phrase, answer, 2, sentences=len(before) + 1)
 
     def units(self, text: str, *, items: bool = False) -> list[tuple[str, str, int]]:
@@ -367,6 +389,7 @@ class Reader:
         texts = [block.text.rstrip(" ;,:.") for block in items]
         covered: set[str] = set()
         instructs = commands(texts, self.language)
+        alone = self.num_lists <= 1 or self.language != ENGLISH
         for index, block in enumerate(items):
             for statement in self.read_item(block, topic, instructs=instructs):
                 covered.add(block.text)
@@ -375,31 +398,38 @@ class Reader:
                 continue
         words = sum(num_words(text) for text in texts)
         name = topic if topic and not BARE.fullmatch(topic) and topic.lower() != self.title.lower() else ""
-        labelled = sum(labelled_value(text) is not None for text in texts)
-        if labelled * 2 > len(texts):
+        if not 4 <= words <= MOST_LIST_WORDS or not self.is_list(items, texts, covered, whole=whole):
             return
-        if len(texts) < 2 or words > MOST_LIST_WORDS or words < 4 or len(texts) == len(covered):
-            return
-        if not whole or any(block.text.rstrip().endswith((":", "：")) for block in items):
-            return  # a list of this list is missing in it
         ordered = bool(items[0].number)
         is_lead = bool(lead) and lead.rstrip().endswith((":", "："))
         joined = "; ".join(texts)
         answer = ended(
             f"{lead.rstrip()} {joined}" if is_lead and num_words(lead) + words <= MOST_LIST_WORDS + 10 else joined
         )
+        hanging = is_lead and (REFERS.search(lead) or HANGING_LEAD.match(lead))
+        if self.language == ENGLISH and (hanging or not acceptable_part(answer) or soundness.MARKUP.search(answer)):
+            return
         if is_lead and answer.startswith(lead.rstrip()) and not self.follows(lead):
             sound = self.is_usable(lead.rstrip(" :：") + ".") and num_words(lead) >= LEAST_LEAD
             for phrase in self.topics(Passage((lead,)), topic, 1) if sound else ():
                 yield Statement("statement", phrase, answer, 2, sentences=len(texts))
-        if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary)):
+        if is_lead and (ask := ask_lead(lead, self.language, self.vocabulary, instructs=instructs)):
             yield Statement(ask.rule, ask.topic, answer, 1, ask.clause, True, "", len(texts))
-        elif items[0].depth > 1:
+        elif is_lead and self.language == ENGLISH and (label := name_of(lead)) and label.lower() != topic.lower():
+            yield Statement("listing", label, answer, 1, sentences=len(texts))
+        elif items[0].depth > 1 or not alone:
             return  # its lead says what it lists, and no heading does
         elif name and ordered and instructs:
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))
         elif name:
             yield Statement("listing", name, answer, 1, sentences=len(texts))
+
+    def is_list(self, items: list[TextBlock], texts: list[str], covered: Collection[str], *, whole: bool) -> bool:
+        """Whether a list is one answer: no glossary, and without another list between its items."""
+        labelled = sum(labelled_value(text) is not None for text in texts)
+        if labelled * 2 > len(texts) or len(texts) < 2 or (len(texts) == len(covered) and self.language != ENGLISH):
+            return False
+        return whole and not any(block.text.rstrip().endswith((":", "：")) for block in items)
 
     def read_item(self, block: TextBlock, topic: str, *, instructs: bool) -> Iterator[Statement]:
         """Yield a list item: a sentence like any other, a labelled one, or a step of a numbered list."""
@@ -410,6 +440,8 @@ class Reader:
             if not POINTERS[self.language].fullmatch(term) and not BARE.fullmatch(term):
                 code = bool(re.fullmatch(r"`[^`]+`.*", term))
                 rule = "option" if code else "value" if num_words(meaning) < 5 else ""
+                if rule == "value" and self.language == ENGLISH and not block.label:
+                    return
                 if rule and num_words(meaning):
                     yield Statement(rule, term.strip("`"), ended(text), 1)
                     return
@@ -447,7 +479,12 @@ class Reader:
         )
         if block.number and instructs and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
-            if num_words(text) <= MOST_ANSWER_WORDS:
+            tells = self.language != ENGLISH or english_fronts.instructs(text)
+            if (
+                tells
+                and num_words(text) <= MOST_ANSWER_WORDS
+                and not (sentences.INCOMPLETE.search(text) or ABOVE.search(text))
+            ):
                 yield Statement("step", step, ended(text), 1, context="")
 
 
@@ -508,7 +545,12 @@ def goal_of(sentence: str, language: str, vocabulary: Collection[str]) -> str:
     goal = sentence[match.end() :] if match else ""
     if not goal and clauses.begins_with_command(sentence):
         goal = sentence[0].lower() + sentence[1:]
-    if english.DANGLING.search(goal) or len(goal.split()) < LEAST_LEAD or re.search(r"[,;()]|\b(?:and|or)\b", goal):
+    if (
+        english.DANGLING.search(goal)
+        or re.search(r" to \w+$", goal)
+        or len(goal.split()) < LEAST_LEAD
+        or re.search(r"[,;()]|\b(?:and|or)\b", goal)
+    ):
         return ""
     return "" if re.match(r"(?:use|see|note|run|do|be|have|get|for|here)\b", goal) else goal
 
