@@ -18,7 +18,7 @@ PROCESSES = {
     "trainyard/backends/llamacpp/program.py", "trainyard/backends/native/backend.py",
     "trainyard/backends/remote_steps/backend.py", "trainyard/backends/cloud/backend.py",
     "trainyard/backends/native/islands.py",
-    "trainyard/backends/sessions/running.py", "trainyard/compute/services.py",
+    "trainyard/backends/sessions/running.py", "trainyard/compute/launcher_supervisor.py", "trainyard/compute/services.py",
     "trainyard/data/limited/service.py", "trainyard/data/prompts.py", "trainyard/data/quality/row_schemas.py",
     "trainyard/data/renderers/limited.py", "trainyard/evals/runner.py", "trainyard/evals/selection.py",
     "trainyard/prefect_api/reviving.py",

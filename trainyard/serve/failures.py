@@ -1,4 +1,4 @@
-"""Boundary of a server: an exception that nothing handles becomes an answer, and the connection goes on.
+"""Boundary of a server: an exception that nothing handles becomes an answer, and the connection continues.
 
 Starlette sends the answer of a handler of `Exception`, then raises the exception again: uvicorn logs it a second time
 and closes the connection, and a client that is still sending its body may read a reset instead of the answer.

@@ -67,7 +67,7 @@ class XmlBucketServer(LoopbackServer):
             self.changes[bucket, name] = now
 
     def store(self, bucket: str, name: str, data: bytes, generation: str | None) -> Stored:
-        """Store an object whose precondition holds."""
+        """Store an object whose precondition is met."""
         with self.state.lock:
             self.state.expect(bucket, name, generation)
             self.require_rate(bucket, name)

@@ -11,7 +11,7 @@ from trainyard.app.chains.next_commands import next_commands
 from trainyard.app.context import Context, make_run_key
 from trainyard.app.live.jobs import note_started
 from trainyard.app.names import is_run_or_job_id, shortest_name
-from trainyard.app.plan.limits import hold_free_worker, hold_worker_of, require_free_worker
+from trainyard.app.plan.limits import lock_free_worker, lock_worker_of, require_free_worker
 from trainyard.app.plan.locate import locate_request
 from trainyard.app.plan.parse import JOB_DEPLOYMENT, NAMES, parse_request
 from trainyard.app.plan.refusals import refuse_or_wait
@@ -92,7 +92,7 @@ def start_new_run(request: RunInput, context: Context, own_tags: tuple[str, ...]
     own_tags = (*own_tags, f"{GROUP_TAG}{request.group}") if request.group else own_tags
     tags = (*request.tags, *own_tags, *refresh_tags(request, chain), *tags_of(chain, context))
     called = f"{chain.name}-{chain.digest[:DIGEST_LENGTH]}"
-    with hold_free_worker(chain.tenant, context) if trains else nullcontext():
+    with lock_free_worker(chain.tenant, context) if trains else nullcontext():
         started = connect_runs(settings).start_run(
             located_request.deployment,
             located_request.parameters,
@@ -162,7 +162,7 @@ def continue_ended_run(request: RunInput, context: Context) -> RunResult:
         )
     runs = connect_runs(context.settings)
     row = runs.find_job(str(request.target), context.caller.tenant)
-    with hold_worker_of(row, context):
+    with lock_worker_of(row, context):
         started = runs.continue_run(row["run_id"])
         note_started_job(started, context)
     return started

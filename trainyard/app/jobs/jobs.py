@@ -25,7 +25,7 @@ from trainyard.app.live.jobs import add_labels, list_job_rows, note_change, refu
 from trainyard.app.live.trainings import curves_folder, find_trainings, read_new_steps
 from trainyard.app.live.waits import DeviceWait
 from trainyard.app.names import find_job, shortest_name
-from trainyard.app.plan.limits import hold_worker_of
+from trainyard.app.plan.limits import lock_worker_of
 from trainyard.app.plan.parse import JOB, deep_merge
 from trainyard.app.plan.refusals import require_trainer
 from trainyard.app.responses import Response
@@ -317,7 +317,7 @@ def resume_job(request: requests.ResumeInput, context: Context) -> Resumed:
     refuse_changes(row, request.parameters)
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
-    with hold_worker_of(row, context):
+    with lock_worker_of(row, context):
         for work in find_open_at_provider(row, settings):
             withdraw_cancel(work)
         runs.resume_run(row["run_id"])

@@ -41,7 +41,7 @@ def require_free_worker(tenant: str, context: Context, more: int = 1) -> None:
 
 
 @contextmanager
-def hold_free_worker(tenant: str, context: Context) -> Iterator[None]:
+def lock_free_worker(tenant: str, context: Context) -> Iterator[None]:
     """Check the limit again and keep other starts of this home out until the block has started its training.
 
     Two starts at the same moment would otherwise both see the last free place. Raises `Refused`.
@@ -58,9 +58,9 @@ def hold_free_worker(tenant: str, context: Context) -> Iterator[None]:
         yield
 
 
-def hold_worker_of(row: JsonMapping, context: Context) -> AbstractContextManager[None]:
+def lock_worker_of(row: JsonMapping, context: Context) -> AbstractContextManager[None]:
     """Do the same for a job that continues, which may count already. `row` is Prefect's, with its state and tenant."""
-    return nullcontext() if row["state"] in OPEN else hold_free_worker(str(row["tenant"]), context)
+    return nullcontext() if row["state"] in OPEN else lock_free_worker(str(row["tenant"]), context)
 
 
 def count_open(tenant: str, context: Context) -> int:

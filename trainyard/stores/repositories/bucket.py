@@ -127,7 +127,7 @@ class BucketStorage:
 
 @contextmanager
 def bucket_errors(message: str) -> Iterator[None]:
-    """Raise `Unavailable` (`E-OBJECT-STORE`) for errors of the client, but for conditions that do not hold."""
+    """Raise `Unavailable` (`E-OBJECT-STORE`) for errors of the client, but for conditions that are not met."""
     from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError  # an extra
 
     try:

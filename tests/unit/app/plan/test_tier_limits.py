@@ -22,8 +22,8 @@ from trainyard.app.plan.limits import (
     Limits,
     SignedPolicy,
     count_open,
-    hold_free_worker,
-    hold_worker_of,
+    lock_free_worker,
+    lock_worker_of,
     require_free_worker,
 )
 from trainyard.app.plan.resolve import resolve_chain
@@ -269,7 +269,7 @@ def test_of_starts_at_the_same_moment_one_gets_the_last_place(tmp_path: Path) ->
     def start(number: int) -> str:
         together.wait()
         try:
-            with hold_free_worker("acme", context):
+            with lock_free_worker("acme", context):
                 index.put([make_row(number, tenant="acme", state=JobState.PENDING)], now)
         except Refused as refused:
             return refused.what
@@ -279,7 +279,7 @@ def test_of_starts_at_the_same_moment_one_gets_the_last_place(tmp_path: Path) ->
         answers = list(threads.map(start, range(1, 5)))
     assert sorted(answers) == ["2 trainings of the tenant acme are open."] * 3 + ["started"]
     paused = make_row(9, tenant="acme", state=JobState.PAUSED)
-    with pytest.raises(Refused), hold_worker_of(paused, context):
+    with pytest.raises(Refused), lock_worker_of(paused, context):
         pass
-    with hold_worker_of(paused | {"state": JobState.PENDING}, context):
+    with lock_worker_of(paused | {"state": JobState.PENDING}, context):
         assert count_open("acme", context) == 2
