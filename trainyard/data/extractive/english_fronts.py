@@ -1,4 +1,4 @@
-"""Fronts of English sentences: what stands before the comma and the main clause, and whether that one instructs.
+"""Fronts of English sentences: what is before the comma and the main clause, and whether that one instructs.
 
 The cut is sure by its words alone, because the tags of a long sentence are not: a front is a condition, a purpose, a
 reason or a place by its first word, and ends at the first comma behind which a main clause begins.
@@ -37,7 +37,7 @@ NO_MAIN = re.compile(
     r"preferably|however|plus)\b|[\"“”(\[]|[^\w`]",
     re.I,
 )
-"""How a part of a sentence begins that is no main clause."""
+"""How a part of a sentence begins that is not a main clause."""
 LIGHT_ADVERB = re.compile(r"(?:please|then|just|simply|first|also|always|either|instead) ", re.I)
 ADVICE = re.compile(
     r"(?:you|we)(?:['’]ll)? (?:(?:also|then|first|always|probably|usually|often|still) )?"
@@ -94,7 +94,7 @@ def begins_main(text: str, vocabulary: Collection[str]) -> bool:
 
 
 def instructs(text: str) -> bool:
-    """Whether a main clause tells the reader what to do: "use the other key", "you should ask"."""
+    """Whether a main clause instructs the reader: "use the other key", "you should ask"."""
     if ADVICE.match(text):
         return True
     words = re.findall(r"[^\s,]+", LIGHT_ADVERB.sub("", text, count=1))[:2]
@@ -141,7 +141,7 @@ def kind_of(text: str) -> str:
 
 
 def is_infinitive(text: str, start: int) -> bool:
-    """Whether a verb stands behind "To"; the tagger takes many for nouns."""
+    """Whether a verb follows "To"; the tagger takes many for nouns."""
     if NO_PURPOSE.match(text[start:]):
         return False
     if read(text[start - 3 :]).shape[1:2] in ("I", "B", "H", "A"):
