@@ -49,7 +49,7 @@ GENERAL = re.compile(
     r"answers?|titles?|results?|e-?mails?|todo|fix|tip)$|about (?:this|the)\b",
     re.I,
 )
-"""A label or heading that names nothing by itself."""
+"""A label or heading that names nothing alone."""
 MOST_SECTION_WORDS = 100
 """Of a section that is one answer."""
 QUESTION_SENTENCES = 3
@@ -247,8 +247,8 @@ def task_of(section: Section, topic: str, language: str, reader: Reader) -> tupl
     if question is None or answer is None or num_words(answer) < LEAST_TASK:
         return None
     texts = [sentence for block in section.blocks for sentence in sentences.sentences(block.text)]
-    tells = any(instructs(re.sub(r"^[^,]{3,60}, ", "", text)) or instructs(text) for text in texts)
-    return (question, answer) if tells else None
+    is_task = any(instructs(re.sub(r"^[^,]{3,60}, ", "", text)) or instructs(text) for text in texts)
+    return (question, answer) if is_task else None
 
 
 def shares_word(topic: str, sentence: str) -> bool:

@@ -65,7 +65,7 @@ LEAD_PREDICATE = re.compile(
 
 
 def ask_lead(lead: str, language: str, vocabulary: Collection[str], *, instructs: bool = False) -> Ask | None:
-    """Return the question that the lead-in of a list answers with its items; `instructs` if they tell what to do."""
+    """Return the question that the lead-in of a list answers with its items; `instructs` if they say what to do."""
     text = sentences.sentences(lead.rstrip(" :："))[-1]
     return german.ask_lead(text) if language == GERMAN else ask_english_lead(text, vocabulary, instructs=instructs)
 
@@ -125,10 +125,12 @@ def ask_following(text: str, vocabulary: Collection[str]) -> Ask | None:
     front = english_fronts.read_front(text, vocabulary)
     main = front.main
     if front.kind in ("condition", "purpose"):
-        tells = FOLLOWING.search(main) and english_fronts.instructs(main)
+        is_instruction = FOLLOWING.search(main) and english_fronts.instructs(main)
         rule = "condition_do" if front.kind == "condition" else "purpose"
         return (
-            Ask(rule, front.text[0].lower() + front.text[1:]) if tells and not english_words.hangs(front.text) else None
+            Ask(rule, front.text[0].lower() + front.text[1:])
+            if is_instruction and not english_words.hangs(front.text)
+            else None
         )
     if match := FOLLOWING_FIRST.fullmatch(main):
         verb = match["verb"]

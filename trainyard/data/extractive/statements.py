@@ -479,9 +479,9 @@ class Reader:
         )
         if block.number and instructs and topic and not BARE.fullmatch(topic) and units and not name:
             step = ORDER[self.language].format(number=block.number)
-            tells = self.language != ENGLISH or english_fronts.instructs(text)
+            is_instruction = self.language != ENGLISH or english_fronts.instructs(text)
             if (
-                tells
+                is_instruction
                 and num_words(text) <= MOST_ANSWER_WORDS
                 and not (sentences.INCOMPLETE.search(text) or ABOVE.search(text))
             ):
