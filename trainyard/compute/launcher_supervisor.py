@@ -58,8 +58,8 @@ def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events, 
     while not wait_for_end(process, POLL_S):
         notes = read_notes(folder)
         leader = notes.get(first, {})
-        if not lost and (lost := find_killed(notes)):
-            lost_at = time.monotonic()
+        if not lost and (gone := find_killed(notes)) and (process.poll() or 0) >= 0:  # else they died with the launcher
+            lost, lost_at = gone, time.monotonic()
         if lost and time.monotonic() - lost_at > LOST_GRACE_S:
             child.end_descendants()
         if events.stop_requested() and not stop_sent:
@@ -160,7 +160,7 @@ def cause(notes: dict[int, JsonObject], folder: Path, size: int, end: LauncherEn
     for note in failures:
         if not note["lost"]:
             return from_fields(note["error"])
-    if end.code < 0 and not end.killed and not failures:
+    if end.code < 0 and not end.killed:
         return TrainyardError(
             f"The launcher of the {size} processes that trained together was ended from outside by "
             f"{signal.Signals(-end.code).name}.",
