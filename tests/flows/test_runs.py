@@ -63,6 +63,16 @@ def test_bootstrap_keeps_a_limit_that_an_operator_changed() -> None:
         client.upsert_global_concurrency_limit_by_name(server.limit_name(), limit=1)
 
 
+def test_an_unknown_queue_names_the_known_ones_and_is_not_made(deployed: Settings) -> None:
+    with pytest.raises(
+        NotFound, match=r"E-PARAMETER: The work pool trainyard has no queue 'gpu-none'.*It has: default"
+    ):
+        watching.start_run("qa-pipeline/test", ASKED, settings=deployed, queue="gpu-none")
+    assert watching.start_run("qa-pipeline/test", ASKED, settings=deployed, queue="default").state is JobState.PENDING
+    with get_client(sync_client=True) as client:
+        assert "gpu-none" not in {row.name for row in client.read_work_queues(work_pool_name=deployed.work_pool)}
+
+
 def test_an_unknown_deployment_names_the_known_ones(deployed: Settings) -> None:
     with pytest.raises(NotFound, match=r"E-NOT-FOUND: There is no deployment 'qa-pipeline/nope'.*qa-pipeline/test"):
         watching.start_run("qa-pipeline/nope", {}, settings=deployed)

@@ -56,7 +56,8 @@ def start_run(
     With `waits`, the reason why its trainer cannot be used, nobody takes it until it is resumed. `called` is the run's
     name, with a number if another run has it; by default Prefect invents one. A run keeps the name it is created with.
     A second call with the same `key` returns the run of the first. Raises `Conflict` (`E-CONFLICT`) if that one has
-    other parameters. `queue` is a work queue of the deployment's pool.
+    other parameters. `queue` is a work queue of the deployment's pool. Raises `NotFound` (`E-PARAMETER`) for one that
+    is not there: Prefect would make it, and no worker would ever take the run.
     """
     environment = run_environment(settings)
     if settings.data_workers:  # a run reads from those that the check was about
@@ -65,6 +66,8 @@ def start_run(
     state: State[object] | None = build_waiting(waits) if waits else None
     with client() as prefect:
         deployment = find_deployment(prefect, name)
+        if queue:
+            require_queue(prefect, deployment.work_pool_name or settings.work_pool, queue)
         try:
             run = prefect.create_flow_run_from_deployment(
                 deployment.id,
@@ -81,6 +84,19 @@ def start_run(
         require_same(run, parameters)
         started = build_started_result(prefect, run, (state.message if state else "") or "started")
         return started.model_copy(update={"state": run_state(run.state)[0]})  # of a run that this key started before
+
+
+def require_queue(prefect: SyncPrefectClient, pool: str, queue: str) -> None:
+    """Raise `NotFound` (`E-PARAMETER`) for a work queue that a pool does not have."""
+    try:
+        prefect.read_work_queue_by_name(queue, work_pool_name=pool)
+    except ObjectNotFound:
+        names = sorted(row.name for row in prefect.read_work_queues(work_pool_name=pool))
+        raise NotFound(
+            f"The work pool {pool} has no queue {queue!r}.", why=f"It has: {', '.join(names)}.",
+            do="Name one of them, or add it to host_classes or work_queues and start `trainyard up` again.",
+            code="E-PARAMETER",
+        ) from None  # fmt: skip
 
 
 def require_same(run: FlowRun, parameters: Mapping[str, object]) -> None:
