@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from trainyard.testing.kubernetes.api import ClusterDouble, serve_cluster, write
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
 IMAGE = "registry.example.com/trainyard:1"
 LOGIN = "yard:the-login-of-prefect"
+LONG_S = 300
+"""A worker looks at its pods every few seconds, and waits a minute for one that does not start."""
 
 
 @dataclass
@@ -25,6 +28,10 @@ class PodStack:
 
     stack: Stack
     cluster: ClusterDouble
+
+    def find_job(self, run_id: str) -> dict[str, Any]:
+        (job,) = self.cluster.store.select("jobs", "", f"prefect.io/flow-run-id={run_id}")
+        return job
 
     def jobs_of(self, run_id: str) -> list[str]:
         jobs = self.cluster.store.select("jobs", "", f"prefect.io/flow-run-id={run_id}")
@@ -62,8 +69,8 @@ def pods(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
 def test_a_chain_runs_in_a_pod(pods: PodStack) -> None:
     run_id = pods.stack.start_job(max_steps=4)
     assert pods.stack.finish(run_id)
-    (job,) = pods.cluster.store.select("jobs", "", f"prefect.io/flow-run-id={run_id}")
-    assert job["status"]["succeeded"] == 1
+    wait_until(lambda: pods.find_job(run_id)["status"].get("succeeded") == 1, LONG_S, "the end of the run's pod")
+    job = pods.find_job(run_id)
     assert LOGIN not in json.dumps(job), "the login comes from the secret"
     assert {name.rpartition(".")[2] for name in pods.cluster.unknown_fields} <= {"parallelism", "completions"}
 
@@ -82,27 +89,27 @@ def test_a_run_that_is_cancelled_ends_its_pod(pods: PodStack) -> None:
     run_id = pods.stack.start_job(max_steps=4000)
     pods.stack.wait_for_step(run_id, 5)
     assert pods.stack.command("jobs", "cancel", run_id).returncode == 0
-    pods.stack.wait_for_state(run_id, "CANCELLED", seconds=90)
-    wait_until(lambda: not pods.jobs_of(run_id), 60, "the end of the pod")
+    pods.stack.wait_for_state(run_id, "CANCELLED", seconds=LONG_S)
+    wait_until(lambda: not pods.jobs_of(run_id), LONG_S, "the end of the pod")
 
 
 def test_an_image_that_cannot_be_pulled_fails_the_run_with_the_reason(pods: PodStack) -> None:
     run_id = start_in(pods, "unpushed")
-    pods.stack.wait_for_state(run_id, "FAILED", "CRASHED", seconds=120)
+    pods.stack.wait_for_state(run_id, "FAILED", "CRASHED", seconds=LONG_S)
     assert "ImagePullBackOff" in pods.stack.state_of(run_id)["message"]
     assert f"{IMAGE}0" in pods.stack.state_of(run_id)["message"]
-    wait_until(lambda: not pods.jobs_of(run_id), 60, "the end of the job")
+    wait_until(lambda: not pods.jobs_of(run_id), LONG_S, "the end of the job")
 
 
 def test_a_namespace_that_is_missing_fails_the_run_with_the_reason(pods: PodStack) -> None:
     run_id = start_in(pods, "elsewhere")
-    pods.stack.wait_for_state(run_id, "FAILED", "CRASHED", seconds=120)
+    pods.stack.wait_for_state(run_id, "FAILED", "CRASHED", seconds=LONG_S)
     assert 'namespaces "nowhere" not found' in pods.stack.state_of(run_id)["message"]
 
 
 def test_a_gpu_that_no_node_has_is_waited_for_and_named(pods: PodStack) -> None:
     run_id = start_in(pods, "two-gpus")
-    wait_until(lambda: "Insufficient nvidia.com/gpu" in pods.stack.command("jobs", "logs", run_id).stdout, 90)
+    wait_until(lambda: "Insufficient nvidia.com/gpu" in pods.stack.command("jobs", "logs", run_id).stdout, LONG_S)
     assert pods.stack.state_of(run_id)["type"] == "PENDING"
     assert pods.stack.command("jobs", "cancel", run_id).returncode == 0
 
