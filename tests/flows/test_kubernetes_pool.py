@@ -90,7 +90,8 @@ def test_a_run_that_is_cancelled_ends_its_pod(pods: PodStack) -> None:
     pods.stack.wait_for_step(run_id, 5)
     assert pods.stack.command("jobs", "cancel", run_id).returncode == 0
     pods.stack.wait_for_state(run_id, "CANCELLED", seconds=LONG_S)
-    wait_until(lambda: not pods.jobs_of(run_id), LONG_S, "the end of the pod")
+    wait_until(lambda: pods.find_job(run_id)["status"].get("active") == 0, LONG_S, "the end of the pod")
+    assert pods.stack.events(run_id, "stopped"), "the training saved before its pod ended"
 
 
 def test_an_image_that_cannot_be_pulled_fails_the_run_with_the_reason(pods: PodStack) -> None:

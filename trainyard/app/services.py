@@ -57,7 +57,7 @@ NO_AUTH = "--no-auth"
 CONSOLE_FORMATTER = "PREFECT_LOGGING_HANDLERS_CONSOLE_FORMATTER"
 """Names a formatter of Prefect's `logging.yml`; the flows of a worker inherit it."""
 ATTACHED_VARIABLE = "TRAINYARD_ATTACHED_SERVER"
-"""Names the server of a stack that is not of its home, in the variables of what is started for it."""
+"""Names the server of a stack that is not of its home, for the processes that the stack starts."""
 STOP_GRACE_S = 30.0
 """A worker that ends first ends its flow runs, and those save a checkpoint."""
 FOLDER_VARIABLE = "TRAINYARD_WORKING_FOLDER"

@@ -35,7 +35,7 @@ class OffersInput(MachineInput):
     service: str = Field(
         "",
         pattern=r"^(|prime|skypilot|dstack|catalog)$",
-        description="prime, skypilot, dstack: what the engine rents; catalog: gpuhunt's prices; default: both.",
+        description="prime, skypilot, dstack: offers of the engine; catalog: gpuhunt's prices; default: both.",
     )
 
 

@@ -7,9 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,11 +17,9 @@ from tests.conftest import REPOSITORY
 from trainyard import CloudFineTuneConfig, FineTuneProviderFactory, TrainingHyperparams, TrainingManager
 from trainyard.backends.manager import Options
 from trainyard.errors import Conflict, InvalidInput, Refused
-from trainyard.loading import load_object
 from trainyard.settings import settings
 from trainyard.spec.axes.providers import RETIRED
 from trainyard.spec.states import JobState
-from trainyard.testing.loopback import serving
 from trainyard.testing.providers.double import COST_USD, KEY, ProviderDouble
 from trainyard.testing.providers.faults import CreateFault, Faults
 
@@ -34,35 +31,6 @@ PAIR = {"input": {"messages": TURNS[:1]}, "preferred_output": TURNS[1:], "non_pr
 WITH_V1 = ("together", "openai")
 LLAMA, GPT = "meta-llama/Llama-3-8b", "gpt-4o-mini-2024-07-18"
 Open = Callable[..., ProviderDouble]
-
-
-@pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "train.jsonl"
-    path.write_text((json.dumps({"messages": TURNS}) + "\n") * 4)
-    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(tmp_path))
-    monkeypatch.setenv("TRAINYARD_PROVIDER_POLL_S", "0.02")
-    monkeypatch.setenv("TRAINYARD_PROVIDER_SETTLE_S", "0.05")
-    settings.cache_clear()
-    return path
-
-
-@pytest.fixture
-def provider(rows: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Start the double of a provider, and point this process at it."""
-    opened = []
-
-    def start(name: str, faults: Faults | None = None, key: str = KEY) -> ProviderDouble:
-        context = serving(load_object(DOUBLES[name])(faults))
-        server: Any = context.__enter__()
-        opened.append(context)
-        monkeypatch.setenv(f"{name.upper()}_BASE_URL", server.url + ("/v1" if name in WITH_V1 else ""))
-        monkeypatch.setenv(f"{name.upper()}_API_KEY", key)
-        return server  # type: ignore[no-any-return]
-
-    yield start
-    for context in opened:
-        context.__exit__(None, None, None)
 
 
 def test_seeded_faults_and_kills_leave_one_job_and_every_event() -> None:

@@ -5,12 +5,9 @@ Each is one clear error by name, no job is left at the provider, and the key is 
 
 from __future__ import annotations
 
-import gc
 import json
 import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +15,15 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from huggingface_hub import constants
 
-from benchmarks.providers import ADDRESSES, DOUBLES, VARIABLES
+from benchmarks.providers import ADDRESSES, DOUBLES
 from trainyard import CloudFineTuneConfig, FineTuneProviderFactory, TrainingManager
 from trainyard.backends.cloud.errors import HIDDEN, ProviderError
 from trainyard.backends.manager import Options
 from trainyard.errors import LimitExceeded, Refused
-from trainyard.loading import load_object
 from trainyard.settings import settings
 from trainyard.spec.axes.providers import PROVIDERS
 from trainyard.spec.states import JobState
-from trainyard.testing.loopback import serving
 from trainyard.testing.providers.bedrock import REGIONS
 from trainyard.testing.providers.double import EXPIRED_KEY, KEY, ProviderDouble
 from trainyard.testing.providers.faults import CreateFault, Faults
@@ -44,40 +38,6 @@ LLAMA = "meta-llama/Llama-3-8b"
 WRONG_KEY = "sk-wrong-key-of-this-test"
 Open = Callable[..., ProviderDouble]
 every_provider = pytest.mark.parametrize("name", DOUBLES)
-
-
-@pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "train.jsonl"
-    path.write_text((json.dumps({"messages": TURNS}) + "\n") * 4)
-    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(tmp_path))
-    monkeypatch.setenv("TRAINYARD_PROVIDER_POLL_S", "0.02")
-    monkeypatch.setenv("TRAINYARD_PROVIDER_SETTLE_S", "0.05")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # as in the child of a job
-    settings.cache_clear()
-    return path
-
-
-@pytest.fixture
-def provider(rows: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Start the double of a provider, and point this process at it."""
-    with ExitStack() as stack:
-
-        def start(name: str, key: str = KEY, faults: Faults | None = None) -> ProviderDouble:
-            server: Any = stack.enter_context(serving(load_object(DOUBLES[name])(faults)))
-            facts = PROVIDERS[name]
-            for variable, value in VARIABLES.items():
-                monkeypatch.setenv(variable, value)
-            monkeypatch.setenv(facts.address, server.url + ADDRESSES.get(name, ""))
-            monkeypatch.setenv(facts.key, key)
-            if name == "bedrock":
-                monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-            return server  # type: ignore[no-any-return]
-
-        yield start
-    with warnings.catch_warnings():  # botocore leaves the connection of a refused upload to the collector
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 def submit(name: str, key: str = KEY, model: str = LLAMA, **config: Any) -> str:
@@ -95,7 +55,7 @@ def read_home() -> str:
 @every_provider
 @pytest.mark.parametrize("key", [WRONG_KEY, EXPIRED_KEY])
 def test_a_key_that_is_not_accepted_is_an_error_without_it(name: str, key: str, provider: Open) -> None:
-    server = provider(name, key)
+    server = provider(name, key=key)
     with pytest.raises(ProviderError) as raised:
         submit(name, key)
     assert raised.value.status in (400, 401, 403)
@@ -110,7 +70,7 @@ def test_a_key_that_is_not_accepted_is_an_error_without_it(name: str, key: str, 
 
 @every_provider
 def test_a_key_that_is_not_accepted_is_in_no_file_of_a_job(name: str, provider: Open) -> None:
-    provider(name, WRONG_KEY)
+    provider(name, key=WRONG_KEY)
     manager = TrainingManager(options=Options(poll_s=0.05))
     manager.submit_cloud(name, CloudFineTuneConfig(model=LLAMA, training_file="train.jsonl"), name="wrong")
     status = manager.wait("wrong", 120)

@@ -1,7 +1,7 @@
 """Errors of a provider's client in our words: its status, its own reason, what to do, and never a key.
 
 Services repeat a wrong key in their answer, and clients put the answer into their exception. So the key is taken out of
-the reason, and an exception that has it is not chained: the log of a job has the traceback of what is chained.
+the reason, and an exception that has it is not chained: the log of a job has the traceback of every chained exception.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class DstackService(RentService):
     # Machines
 
     def create_pod(self, rental: Rental) -> Pod:
-        """Order a machine, once: its fleet, then its run. Raises `TrainyardError` for what is refused, `ReplyLost`."""
+        """Order a machine, once: its fleet, then its run. Raises `TrainyardError` for a refusal, `ReplyLost`."""
         if not NAME.fullmatch(rental.name):
             raise InvalidInput(f"{rental.key!r} is too long a key for dstack.",
                                do="Use a key of at most 22 letters and digits.", code="E-NAME")  # fmt: skip
@@ -122,7 +122,7 @@ class DstackService(RentService):
             return None
 
     def delete_pod(self, pod_id: str) -> None:
-        """End a run at once, then its fleet; what is gone already is accepted."""
+        """End a run at once, then its fleet; either may be gone already."""
         self.post("runs/stop", {"runs_names": [pod_id], "abort": True})
         self.delete_fleet(pod_id)
 

@@ -27,7 +27,7 @@ READS = 3
 
 
 class ReplyLost(Unavailable):
-    """The service may or may not have done what it was asked for."""
+    """The service may or may not have carried the request out."""
 
     default_code = "E-RENT"
 
@@ -163,7 +163,7 @@ class RentService(ABC):
             )
 
     def is_missing(self, reply: httpx.Response) -> bool:
-        """Return whether a reply says that the service does not have what was asked for."""
+        """Return whether a reply says that the service does not have the object."""
         return reply.status_code == 404
 
 

@@ -61,13 +61,13 @@ POINTS_NEAR = re.compile(r"\b(?:above|below)\b(?! (?:the|an?|zero|average|\d))")
 OBLIGED = re.compile(
     r"(?P<subject>(?:the )?[a-z]+(?: [a-z]+)?) (?P<modal>should|must) (?!be\b|not\b|also be\b)(?=[a-z]+ )"
 )
-"""A main clause that says what somebody has to do: "they should notify"."""
+"""A main clause with a duty: "they should notify"."""
 STATE = re.compile(
     r"(?:it|that|this|they|there|you|we)(?:['’](?:s|re)| (?:is|are|was|were|has|have|had)) (?!been|to\b|\w+ed\b)", re.I
 )
 """A main clause that says how something is."""
 PERMITTED = re.compile(r"you (?:can|may|could|might) (?!also\b)", re.I)
-"""A main clause that says what the reader is free to do."""
+"""A main clause with a permission of the reader."""
 OUTSIDE = re.compile(
     r"\b(?:everything|anything|aforementioned|given|[Mm]ore (?:information|details)|(?:below|above) listed)\b"
 )
@@ -84,7 +84,7 @@ MEANS = re.compile(
     r"(?:by (?:\w+ly )?(?!being|having|doing)[a-z]+ing|using|via) (?!them\b|this\b|these\b|it\b|that\b|those\b)(?=\S)",
     re.I,
 )
-"""What is done, in front of how."""
+"""The action of a sentence, in front of its means."""
 NO_MEANS = ("you", "we", "do", "be", "have", "avoid", "consider", "try", "start", "note", "make")
 CONDITION_PART = re.compile(r"(?:^| )(?:if|when|whenever|once|after|before|unless|as soon as|as long as|in case) .*")
 OWN = re.compile(r"\b(?:we|us|our|I|me|my|however|also|instead|too)\b")

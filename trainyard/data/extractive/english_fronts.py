@@ -1,4 +1,4 @@
-"""Fronts of English sentences: what is before the comma and the main clause, and whether that one instructs.
+"""Fronts of English sentences: the part before the comma, the main clause, and whether the latter instructs.
 
 The cut is sure by its words alone, because the tags of a long sentence are not: a front is a condition, a purpose, a
 reason or a place by its first word, and ends at the first comma behind which a main clause begins.

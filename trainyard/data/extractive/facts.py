@@ -261,7 +261,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     # A long place would be most of the question, and questions about neighbours would pass for copies of each other.
     named = topic and topic != title and not BARE.fullmatch(topic)
     colon = COLONS.get(language, ": ")
-    asks = language == ENGLISH and topic.endswith("?")  # nobody names a place by a question
+    asks = language == ENGLISH and topic.endswith("?")  # a question does not name a place
     where = place_of(title, topic, colon) if named and not asks else title
     question = grammar.as_question(re.sub(r"^Q: ?", "", topic), language) if named else None
     opening = short_answer(section.paragraphs[0]) if section.paragraphs else None

@@ -71,7 +71,7 @@ def ask_lead(lead: str, language: str, vocabulary: Collection[str], *, instructs
 
 
 def name_of(lead: str) -> str:
-    """Return an English lead-in that only names what the list has: "Possible causes"; else nothing."""
+    """Return an English lead-in that only names the items: "Possible causes"; else nothing."""
     text = lead.rstrip(" :")
     reading = read(text)
     if not 1 <= len(text.split()) <= LONGEST_NAME or re.search(r"[.?!,;()\[\]]|\d$", text) or BARE.fullmatch(text):
@@ -176,7 +176,7 @@ def ask_examples(text: str) -> Ask | None:
 
 
 def ask_predicate(text: str, vocabulary: Collection[str]) -> Ask | None:
-    """Return the question of a lead-in whose items say what somebody does, or what something is."""
+    """Return the question of a lead-in whose items are actions of a person, or descriptions of a thing."""
     match = LEAD_PREDICATE.fullmatch(text)
     if match is None or english_words.DANGLING.search(text):
         return None

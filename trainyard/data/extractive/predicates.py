@@ -74,7 +74,7 @@ VAGUE_VERBS = (
     "give",
     "signal",
 )
-"""Verbs whose object nobody asks for by the verb alone: "What does the club use?"."""
+"""Verbs that are too vague for a question about their object: "What does the club use?"."""
 CODE_NOUNS = tuple(
     "commands files flags options values requests queries types calls plugins scripts tests jobs packages tags fields "  # noqa: SIM905
     "uses models tables keys hooks helpers methods functions modules".split()
@@ -85,7 +85,7 @@ SOMEBODY = re.compile(
     r"(?!(?:the|this|a|an)\b)[A-Za-z]+ing\b",
     re.I,
 )
-"""Subjects whose question nobody asks: persons without a name, and what somebody does."""
+"""Subjects without a question: persons without a name, and activities."""
 ANYBODY = ("user", "users", "people", "person", "everyone", "anyone", "visitor", "visitors", "member", "members")
 """Subjects that no question asks for."""
 ANY_POINTING = re.compile(r"\b(?:appropriate|respective|necessary|relevant|corresponding|remaining)\b")

@@ -220,7 +220,7 @@ class Reader:
         """Return up to `most` phrases that a passage is about, with words that `besides` and the place do not have."""
         heading_stems = soundness.stems(f"{self.title} {topic}")
         pointer = POINTERS[self.language]
-        asks = self.language == ENGLISH and topic.endswith("?")  # nobody names a place by a question
+        asks = self.language == ENGLISH and topic.endswith("?")  # a question does not name a place
         near = topic and not asks and place_of(self.title, topic, ": ") != self.title
         own_sentences = {plain_text(sentence) for sentence in passage.sentences}
         other_sentences = [
