@@ -22,6 +22,8 @@ RESOURCE = re.compile(
 )
 KINDS = {"pods": ("v1", "Pod"), "secrets": ("v1", "Secret"), "events": ("v1", "Event"), "jobs": ("batch/v1", "Job")}
 TYPES = {"jobs": "V1Job", "secrets": "V1Secret"}
+NAMESPACES = "/api/v1/namespaces"
+"""Prefect's observer starts no watch before discovery has shown namespaces, as every cluster does."""
 WATCH_S = 1.0
 
 
@@ -145,13 +147,16 @@ def describe_api(path: str) -> Object | None:
             if group == version
         ]
 
+    namespaces = {"name": "namespaces", "singularName": "namespace", "namespaced": False, "kind": "Namespace",
+                  "verbs": ["get", "list"]}  # fmt: skip
     batch = {"groupVersion": "batch/v1", "version": "v1"}
     routes: dict[str, Object] = {
         "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0-double"},
         "/api": {"kind": "APIVersions", "versions": ["v1"]},
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1",
                   "groups": [{"name": "batch", "versions": [batch], "preferredVersion": batch}]},
-        "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": resources("v1")},
+        "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1",
+                    "resources": [namespaces, *resources("v1")]},
         "/apis/batch/v1": {"kind": "APIResourceList", "groupVersion": "batch/v1", "resources": resources("batch/v1")},
     }  # fmt: skip
     return routes.get(path)
@@ -164,6 +169,10 @@ def make_handler(cluster: ClusterDouble) -> type[LoopbackHandler]:
         metadata = {"resourceVersion": str(cluster.store.version)}
         return {"apiVersion": version, "kind": f"{name}List", "metadata": metadata, "items": items}
 
+    def list_namespaces() -> Object:
+        items = [{"metadata": {"name": name}, "status": {"phase": "Active"}} for name in sorted(cluster.namespaces)]
+        return {"apiVersion": "v1", "kind": "NamespaceList", "metadata": {"resourceVersion": "1"}, "items": items}
+
     class ApiHandler(LoopbackHandler):
         def reply(self) -> None:
             address = urlsplit(self.path)
@@ -173,6 +182,8 @@ def make_handler(cluster: ClusterDouble) -> type[LoopbackHandler]:
                 return self.send(401, failure(401, "Unauthorized", "Unauthorized"))
             if (description := describe_api(address.path)) is not None:
                 return self.send(200, description)
+            if address.path == NAMESPACES:
+                return self.send(200, list_namespaces())
             match = RESOURCE.fullmatch(address.path)
             if match is None:
                 return self.send(404, failure(404, "NotFound", "the server could not find the requested resource"))
