@@ -52,7 +52,7 @@ web-types: setup
 	$(BIN)/python -m tools.docs.openapi build/openapi.json
 	cd web && { test -d node_modules && test node_modules -nt package-lock.json || npm ci --no-audit --no-fund; } && npm run --silent types
 
-test: setup ## The daily tests but those of `make check` (about five minutes on two cores, offline)
+test: setup ## The daily tests but those of `make check` (6 to 13 minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(foreach folder,architecture browser flows gpu integration,--ignore=tests/$(folder)) -m 'not integration and not $(APART)'
 
 test-integration: setup ## What starts servers, flows or many processes, and a short form of every benchmark (about twelve minutes)
