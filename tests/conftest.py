@@ -228,6 +228,16 @@ def nothing_is_left() -> Iterator[None]:
     require_nothing_left(before, spared=PREFECTS_THREADS + EXECUTORS_THREADS)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def variables_are_given_back() -> Iterator[None]:
+    """The product sets what its children need to reach the Prefect server; the next module has another server."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty TRAINYARD_HOME; every other TRAINYARD_ and PREFECT_ variable of the caller is hidden."""

@@ -39,9 +39,11 @@ class Cluster:
             "--scheduler-file",
             str(self.file),
         ]
+        # The flow tests of this process may have set the address of their server: an operator's shell has none.
+        shell = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
         with (self.folder / f"{program}-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [*argv, *options], stdout=log, stderr=log, cwd=self.folder, env={**os.environ, **(environment or {})}
+                [*argv, *options], stdout=log, stderr=log, cwd=self.folder, env={**shell, **(environment or {})}
             )
         self.processes.append(process)
         return process
