@@ -55,7 +55,7 @@ def empty_node(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[No
 
 @flow(name="empty-chain", task_runner=task_runner(), **FLOW)
 async def empty_chain() -> State[dict[str, Any]]:
-    spec = build_template("qa-pipeline", {"documents": "prefect.yaml", "base_model": os.environ[MODEL]})
+    spec = build_template("qa-pipeline", {"documents": "SECURITY.md", "base_model": os.environ[MODEL]})
     assert len(spec.nodes) == NODE_COUNT
     return await run_chain(spec, dict.fromkeys(NODES, empty_node))
 

@@ -28,7 +28,9 @@ def test_no_path_leads_out(first: int, count: int, tmp_path: Path) -> None:
     (work / "link").symlink_to(outside)
     (work / "docs" / "a.md").write_text("# A\n\nA node reads.\n")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment = {**inherited, "TRAINYARD_HOME": str(tmp_path / "home"), "HOME": str(outside)}
+    environment = {
+        **inherited, "TRAINYARD_HOME": str(tmp_path / "home"), "HOME": str(outside), "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
     argv = [sys.executable, "-m", "tools.path_program", str(tmp_path), str(first), str(count)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False, env=environment)
     printed = ended.stdout.splitlines()

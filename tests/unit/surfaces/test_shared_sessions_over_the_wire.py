@@ -91,19 +91,24 @@ def leave_in_the_middle(session: HostedSession) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(session.socket_path())
         send_frame(connection, {"call": "verb", "verb": "forward", "given": {"rows": ROWS}, "wait_s": 100})
+    deadline = time.monotonic() + 60
+    while session.status()["op_seq"] == before and time.monotonic() < deadline:
+        time.sleep(0.02)  # another connection may be read first
     return before + 1
 
 
 def kill_rank_during_a_call(session: HostedSession, url: str) -> tuple[httpx.Response, float]:
     """The answer of a call during which the last process is killed, and the seconds until it came."""
     answers: list[httpx.Response] = []
+    notes = read_notes(session.folder)
+    last = notes[max(notes)]["pid"]
+    os.kill(last, signal.SIGSTOP)  # a fast machine would answer before the kill
     with make_client(url, session) as client:
         thread = threading.Thread(target=lambda: answers.append(client.post("/generate", json=LONG)))
         thread.start()
         time.sleep(0.5)
-        notes = read_notes(session.folder)
         killed = time.monotonic()
-        os.kill(notes[max(notes)]["pid"], signal.SIGKILL)
+        os.kill(last, signal.SIGKILL)
         thread.join(60)
     return answers[0], time.monotonic() - killed
 

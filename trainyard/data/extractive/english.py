@@ -90,6 +90,17 @@ CONDITION_PART = re.compile(r"(?:^| )(?:if|when|whenever|once|after|before|unles
 OWN = re.compile(r"\b(?:we|us|our|I|me|my|however|also|instead|too)\b")
 OWN_PRONOUN = re.compile(r"\b(?:it|its|they|their|them)\b")
 LONGEST_CONDITION = 24
+DASHES = re.compile(r"(?:^| )--(?: |$)")
+"""What parts a label from its meaning, and is no part of a question."""
+SEES = re.compile(r"(?:see|notice|get|receive|find|have|be able)\b")
+"""Verbs behind "you should" that say what happens."""
+NO_ADVICE = re.compile(
+    r"(?:please )?(?:keep in mind|be aware|note|remember)\b|.*\b(?:instructions|guides?) for\b", re.I
+)
+ALSO = re.compile(r"(?:you|we) (?:can|may|could) (?:also|either|alternatively)\b", re.I)
+"""What begins another way to do something."""
+UNSURE = re.compile(r"if you(?:['’]re| are) (?:not sure|unsure|willing\b.*|interested\b.*)$", re.I)
+PAST = re.compile(r"\b(?:was|were|had)\b")
 CONDITION_WORDS = ("if", "when", "whenever", "unless", "once", "before", "after")
 
 
@@ -98,6 +109,8 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
 
     `vocabulary` has the words that the document writes in small letters; `subject` replaces a pronoun at the start.
     """
+    if DASHES.search(sentence):
+        return []
     front = read_front(sentence, vocabulary)
     if subject and EXPLETIVE.match(front.main):
         subject = ""
@@ -190,7 +203,10 @@ def is_advice(clause: Clause) -> bool:
     """Whether a clause is an instruction."""
     if clause.kind == "command":
         return True
-    advising = clause.auxiliary in ("can", "should", "must", "may") or clause.lemma in ("need", "have")
+    if clause.auxiliary == "should" and SEES.match(clause.verb):
+        return False
+    has_to = clause.lemma in ("need", "have") and bool(clause.phrases) and clause.phrases[0].first == "to"
+    advising = clause.auxiliary in ("can", "should", "must", "may") or has_to
     return personal(clause) and advising and clause.kind in ("verb", "passive")
 
 
@@ -218,7 +234,7 @@ def ask_condition(front: Front, clause: Clause | None) -> Iterator[Ask]:
             condition = f"{words[0]} you are {condition.partition(' ')[2]}"
     elif re.match("[CQ][GN]", shape) or not (re.search(rf"[{FINITE}]", shape) or any(map(may_be_verb, words[2:5]))):
         return
-    if OWN.search(condition):
+    if OWN.search(condition) or UNSURE.match(condition) or NO_ADVICE.match(front.main):
         return  # what happens to the writer
     if front.kind != "condition" and (clause is None or clause.kind == "be"):
         return
@@ -248,11 +264,15 @@ def ask_for_condition(condition: str, front: Front, clause: Clause | None, *, ad
         yield Ask("bare", f"What should happen {condition}?")
     elif obliged:
         yield Ask("bare", f"What {obliged['modal']} {obliged['subject']} do {condition}?")
-    elif (clause and passive and clause.auxiliary == "can" and condition.split()[1].startswith("you")) or (
+    elif (clause and passive and clause.auxiliary == "can" and condition.split()[1] == "you") or (
         WISH.search(condition) and not (clause and clause.negative)
     ):
         yield Ask("condition_do", condition)
-    elif first not in ("before", "unless") and not (STATE.match(front.main) or (clause and clause.kind == "be")):
+    elif (
+        first not in ("before", "unless")
+        and not PAST.search(condition)
+        and not (STATE.match(front.main) or (clause and clause.kind == "be"))
+    ):
         yield Ask("condition", condition)
 
 
@@ -273,7 +293,7 @@ def condition_behind(clause: Clause) -> str:
 def ask_means(front: Front) -> Iterator[Ask]:
     """Yield "How do you …?" for "You can … by doing something" and for the same as a command."""
     match = MEANS.match(front.main)
-    if match is None or front.kind == "purpose" or not instructs(front.main):
+    if match is None or front.kind == "purpose" or not instructs(front.main) or ALSO.match(front.main):
         return
     goal = LIGHT_ADVERB.sub("", match["goal"][0].lower() + match["goal"][1:])
     last = read(goal).shape[-1:]

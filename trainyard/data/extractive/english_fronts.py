@@ -157,7 +157,8 @@ def commas(reading: Reading) -> list[int]:
     quoted = False
     for index, token in enumerate(reading.tokens):
         quoted ^= token.text in QUOTES
-        if token.text == "," and index and not quoted:
+        inside_number = reading.text[token.end : token.end + 1].isdigit()
+        if token.text == "," and index and not quoted and not inside_number:
             places.append(index)
     return places
 

@@ -57,6 +57,10 @@ QUESTION_SENTENCES = 3
 ALONE_WORDS = 20
 """Of an answer that may add something ("also") to the text before it."""
 LEAST_FRESH = 2
+CLOSED = re.compile(r"(?:Is|Are|Was|Were|Can|Could|Do|Does|Did|Has|Have|Must|Should|Will|May) ")
+"""How a question begins that is answered with yes or no."""
+LEAST_REASON = 4
+"""Words that the answer to such a question adds: without them it only turns the question around."""
 FRESH = {"statement": 4, "section": 3, "purpose": 3}
 """Words of an answer that its question does not have; more where the question only names a topic."""
 MEASURE = re.compile(
@@ -70,7 +74,9 @@ LAST_RESORT = 9
 TEMPLATE_TAG = re.compile(r"\{\{|\{%|<%")
 """Of a site builder, which fills in the title."""
 REMARK = re.compile(
-    r"(?:wichtig|hinweis|achtung|tipp|beachte|note|important|warning|caution|tip|hint|info|remember)\w*", re.I
+    r"(?:wichtig|hinweis|achtung|tipp|beachte|note|important|warning|caution|tip|hint|info|remember|"
+    r"optional|recommended|required)\w*",
+    re.I,
 )
 """Words before a remark, which name nothing."""
 LEAST_SECTION = 20
@@ -168,7 +174,7 @@ def is_sound(fact: Fact, language: str) -> bool:
     if fact.rule == "about":
         return True
     if fact.rule in ("cell", "value", "option", *LISTS):
-        return not soundness.CUT.search(fact.answer)
+        return not (soundness.CUT.search(fact.answer) or soundness.EARLIER.search(fact.answer))
     if not soundness.is_whole(fact.answer, language):
         return False
     first = sentences.sentences(fact.answer)[0]
@@ -178,8 +184,9 @@ def is_sound(fact: Fact, language: str) -> bool:
         return False
     question = f"{fact.topic} {fact.title}" if fact.rule != "step" else fact.title
     least = FRESH.get(fact.rule, LEAST_FRESH)
-    closed = re.match(r"(?:Is|Are|Was|Were|Can|Could|Do|Does|Did|Has|Have|Must|Should|Will|May) ", fact.topic)
-    return bool(fact.rule in ("condition_do", "avoid") or closed) or soundness.is_fresh(fact.answer, question, least)
+    if CLOSED.match(fact.topic) and fact.rule != "question":
+        least = 1 if language == GERMAN else LEAST_REASON
+    return fact.rule in ("condition_do", "avoid") or soundness.is_fresh(fact.answer, question, least)
 
 
 def section_answer(section: Section, opening: str, reader: Reader, language: str) -> str:
@@ -273,6 +280,8 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     if task:
         opening = None
         yield Fact("question", task[0], title, task[1], 0)
+    if question and opening and re.search(r",? and (?:why|how|what|when|where|who)\b", question):
+        opening = None  # two questions, of which it answers one
     if question and opening:
         whole = short_answer(section.paragraphs[0], QUESTION_SENTENCES) if language in ASKERS else None
         yield Fact("question", question, title, whole or opening, 0)
@@ -343,7 +352,7 @@ def is_term(term: str, meaning: str, language: str) -> bool:
     """Whether a label names something that its meaning explains."""
     if NUMBERED.match(term) or REMARK.fullmatch(term) or only_names(meaning, language) or DATED.search(meaning):
         return False
-    if language == ENGLISH and (GENERAL.match(term) or term.lower() in COMMANDS):
+    if language == ENGLISH and (GENERAL.match(term) or term.lower() in COMMANDS or re.search(r"\w \w+ to \w", term)):
         return False
     tokens = tag_sentence(term, language)
     if language == ENGLISH and any(

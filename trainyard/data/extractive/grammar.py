@@ -158,7 +158,7 @@ def as_task(heading: str) -> str | None:
             return None
     elif not TASK_OBJECT.match(rest):
         return None
-    if re.match(r"(?:and|or|with|is|are|in|at)\b", rest) or first in ("do", "be", "let"):
+    if re.match(r"(?:and|or|with|is|are|in|at|of)\b", rest) or first in ("do", "be", "let"):
         return None
     return f"How do I {first} {re.sub(r'[Yy]our ', 'my ', rest)}?"
 

@@ -108,14 +108,14 @@ class Builder:
         self.current.paragraphs.append(text)
         self.current.blocks.append(TextBlock(text))
 
-    def open_list(self, *, ordered: bool) -> None:
-        """Begin a list; what announces it is the item or the paragraph before."""
+    def open_list(self, start: int = 0) -> None:
+        """Begin a list, numbered from `start` on if that is not 0; the item or the paragraph before announces it."""
         last = self.current.blocks[-1] if self.current.blocks else TextBlock("")
         nested = bool(self.lists)
         announces = last.text.rstrip().endswith((":", "：")) or nested
         self.num_lists += 1
         lead = (last.label or last.text) if announces else ""
-        self.lists.append(TextBlock("", self.num_lists, int(ordered), "", lead, len(self.lists) + 1))
+        self.lists.append(TextBlock("", self.num_lists, start, "", lead, len(self.lists) + 1))
 
     def close_list(self) -> None:
         self.lists.pop()
@@ -179,7 +179,7 @@ def markdown_outline(text: str, parser: MarkdownIt = MARKDOWN) -> list[Section]:
             depth += token.nesting
             first = True
         elif token.type in ("bullet_list_open", "ordered_list_open"):
-            builder.open_list(ordered=token.type == "ordered_list_open")
+            builder.open_list(int(token.attrGet("start") or 1) if token.type == "ordered_list_open" else 0)
         elif token.type in ("bullet_list_close", "ordered_list_close"):
             builder.close_list()
         elif token.type in ("blockquote_open", "blockquote_close"):
@@ -231,7 +231,7 @@ def walk_rst(node: nodes.Element, builder: Builder, level: int) -> None:
         elif isinstance(child, nodes.Admonition):
             walk_rst(child, builder, level)
         elif isinstance(child, nodes.bullet_list | nodes.enumerated_list):
-            builder.open_list(ordered=isinstance(child, nodes.enumerated_list))
+            builder.open_list(int(child.get("start", 1)) if isinstance(child, nodes.enumerated_list) else 0)
             for item in child.children:
                 parts = list(item.children)
                 builder.item(rst_label(item), rst_text(parts[0]) if parts else "")
@@ -281,7 +281,7 @@ def plain_outline(text: str) -> list[Section]:
         if len(lines) == 1 and len(words.split()) <= 10 and words[-1] not in ".!:;," and words[0].isalnum():
             builder.heading(words, 1 if len(builder.sections) == 1 else 2)
         elif re.match(r"[-*•] ", lines[0]):
-            builder.open_list(ordered=False)
+            builder.open_list()
             for item in re.split(r"(?:^|\n)\s*[-*•] ", block):
                 if item.strip():
                     builder.item("", tidy_text(item))

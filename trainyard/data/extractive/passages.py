@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from trainyard.data.extractive import german_topics, sentences
+from trainyard.data.extractive.clauses import begins_with_preposition
 from trainyard.data.extractive.noun_phrases import (
     FRONT,
     INNER,
@@ -30,7 +31,8 @@ CONNECTIVE = re.compile(
 )
 """What joins a sentence to the one before, and is left out where that is not in the answer."""
 ANNOUNCES = re.compile(
-    r"(?:Here (?:is|are)|Below (?:is|are)|There are (?:some|several|a few|many|various|\w+ (?:ways|options|types)))\b"
+    r"(?:(?:(?:Now|First|Next),? )?[Ll]et['’]s |"
+    r"Here (?:is|are)|Below (?:is|are)|There are (?:some|several|a few|many|various|\w+ (?:ways|options|types)))\b"
 )
 """A last sentence that announces what comes after it."""
 MOST_WORDS = 60
@@ -49,6 +51,8 @@ LEAST_POINTS = {ENGLISH: 2.5, GERMAN: 3.0}
 """Of a topic: more than being mentioned."""
 WORDS_PER_TOPIC = 14
 MOST_TOPICS = 3
+MOST_INNER, MOST_MENTIONED = 30, 20
+"""Words of an English passage that may be asked for a phrase inside of another one, or for a name that it mentions."""
 MOST_SHORT = 20
 """Words of a passage that is asked for no topic of another question of it."""
 LONG_WORD = 18
@@ -125,6 +129,11 @@ class Candidate:
     points: float
     chief: bool = False
     """Whether it is what a sentence says something of, so that another sentence may mention it."""
+    part: str = ""
+    named: bool = False
+    """Whether it is a name or code."""
+    mentions: int = 1
+    """Sentences of the passage that have it."""
 
     def is_in(self, text: str) -> bool:
         """Whether a text, as `plain_text`, has the phrase."""
@@ -143,7 +152,20 @@ def candidates(passage: Passage, language: str) -> list[Candidate]:
             if before is not candidate:
                 before.points = max(before.points, candidate.points) + REPEATED
                 before.chief = before.chief or candidate.chief
-    return sorted(by_stem.values(), key=lambda candidate: -candidate.points)
+                before.mentions += 1
+    central = [each for each in by_stem.values() if language != ENGLISH or is_central(each, passage)]
+    return sorted(central, key=lambda candidate: -candidate.points)
+
+
+def is_central(candidate: Candidate, passage: Passage) -> bool:
+    """Whether an English passage is about a phrase, and does not only mention it: readers would not ask for that."""
+    if re.search(r"(?<!`)\b\w+/\w+\b(?!`)", candidate.text) or begins_with_preposition(candidate.text):
+        return False
+    if candidate.part == SUBJECT or candidate.mentions > 1:
+        return True
+    if candidate.part == INNER:
+        return passage.words <= MOST_INNER
+    return candidate.named and passage.words <= MOST_MENTIONED
 
 
 def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
@@ -160,7 +182,7 @@ def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
             points += LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
             wording = f"„{phrase.text}“" if quoted else re.sub("^your ", "the ", phrase.text)
             chief = language == ENGLISH and phrase.part in (SUBJECT, FRONT)
-            yield Candidate(phrase.text, wording, points, chief)
+            yield Candidate(phrase.text, wording, points, chief, phrase.part, phrase.is_name or "`" in phrase.text)
 
 
 def choose_topics(

@@ -54,7 +54,8 @@ VAGUE_SUBJECT = re.compile(
     re.I,
 )
 UNSPECIFIC = re.compile(
-    r"(?:(?:all|some|most|many|each|one) of|there|some|several|many|most|few|other|another|any|both|either|neither|no|"
+    r"(?:(?:all|some|most|many|each|one) of|each|one(?= [a-z])|"
+    r"there|some|several|many|most|few|other|another|any|both|either|neither|no|"
     r"more|such|certain|various)\b",
     re.I,
 )
@@ -93,6 +94,10 @@ LONGEST_SUBJECT, LONGEST_OBJECT = 7, 7
 LEAST_PREDICATE = 3
 """Words that say something, behind the verb of a question for the subject."""
 LONGEST_PREDICATE = 16
+NO_DEFINITION = re.compile(
+    r"\b(?:example|product|result|part|place|way|thing|reason|start|choice|option|idea|matter|step|requirement|goal)s?\b"
+)
+"""Nouns behind "is" that judge a thing and do not say what it is."""
 LEAST_DEFINITION, LEAST_COMMON = 7, 11
 """Words of a sentence that says what something is; more where that is one common word."""
 LONGEST_STATE = 10
@@ -166,6 +171,7 @@ def ask_negative(clause: Clause, where: str) -> Iterator[Ask]:
     by_reader = clause.kind == "passive" and re.search(r"\bby (?:you|us|me)\b", clause.rest)
     promises = clause.auxiliary in ("will", "shall") and personal(clause)
     unsure = clause.auxiliary in ("might", "would", "could", "had") or " you " in f" {where} "
+    unsure = unsure or (personal(clause) and clause.auxiliary != "can") or "due to" in clause.rest
     if unsure or by_reader or promises or not clause.phrases:
         return
     group = clause.reading.shape[: clause.phrases[0].start]
@@ -282,7 +288,7 @@ def ask_state(clause: Clause, where: str) -> Iterator[Ask]:
         return
     first, second = first_two(clause)
     is_clause = first.kind in ("infinitive", "that") and first.first in ("to", "that", "what")
-    if (first.kind == "noun" and not hangs(first.text) and question_word(first, clause)) or (
+    if (first.kind == "noun" and defines(first, clause) and not hangs(first.text) and question_word(first, clause)) or (
         is_clause and len(content_words(clause.subject)) > 1
     ):
         yield ask_with("What", clause, where)
@@ -294,6 +300,13 @@ def ask_state(clause: Clause, where: str) -> Iterator[Ask]:
             yield ask_with("Where", clause, first.text, where)
         elif second.first in ("for", "to", "with", "of", "on"):
             yield from ask_needed(clause, second, first.text, where=where)
+
+
+def defines(phrase: Phrase, clause: Clause) -> bool:
+    """Whether a noun phrase behind "is" says what a thing is: "a tool for …", not "a good example", "MIT licensed"."""
+    if re.match(r"(?:your|our) ", clause.subject) or NO_DEFINITION.search(phrase.text):
+        return False
+    return bool(re.match(r"(?:an?|the|one|just|another) ", phrase.text)) or is_plural(phrase, clause)
 
 
 def is_slogan(clause: Clause) -> bool:

@@ -11,7 +11,7 @@ from trainyard.data.language import ENGLISH, GERMAN
 STEM = 5
 LEANS = {
     ENGLISH: re.compile(
-        r"^(?:besides|later,|further,|an? (?:more|less) |the (?:second|third) [a-z]+s\b|"
+        r"^(?:besides|later,|further,|on the other hand|an? (?:more|less) |the (?:second|third) [a-z]+s\b|"
         r"either way|ah\b|oh\b|well,|yes\b|no,|okay|ok,|sure,|it looks like|"
         r"in the (?:file|example|case|list) above|(?:to|in order to|by) \w+(?: \w+)? (?:this|these|those)\b|"
         r"(?:\w+ )?(?:features|benefits|advantages|examples|options|reasons|drawbacks|ideas|suggestions) "
@@ -36,10 +36,10 @@ LEANS = {
         r"|\b(?:for|of|with|about|against|by|from|in|on|to|like|than|before|after|without) (?:this|these|"
         r"those)(?=[\s]*[.,;:!)]|$)"
         r"|\b(?:next|following|later|upcoming|previous|earlier|preceding) (?:chapters?|sections?|pages?|"
-        r"steps?|paragraphs?|examples?)\b"
+        r"steps?|paragraphs?|examples?|tutorials?|articles?|lessons?)\b|\blast (?:tutorial|article|lesson|chapter)\b"
         r"|\b(?:as|we) (?:already )?(?:explained|described|mentioned|discussed|noted|seen|outlined|stated|"
         r"saw)\b(?! (?:in|by) )"
-        r"|\b(?:mentioned|described|discussed|listed|shown|defined|given|created|outlined) (?:above|below|"
+        r"|\b(?:mentioned|described|discussed|listed|shown|defined|given|created|outlined|provided) (?:above|below|"
         r"earlier|previously|here)\b"
         r"|\b(?:let['’]s|let us) (?:say|assume|suppose|look|see|imagine|try)\b|\bin this (?:case|example|"
         r"situation|way)\b(?<!^)"
@@ -100,6 +100,13 @@ CUT = re.compile(
     r"(?:^|\W)(?:or|and|the|an?|und|oder|sowie|der|die|das|den|dem|von|mit|für|zu[rm]?|e\.g|z\.\s?B)\W*[.:]$"
 )
 NOT_ONLY = re.compile(r"\b(?:not (?:only|just)|nicht nur)\b", re.I)
+SNIPPET = re.compile(
+    r"\b(?:this|that|these|the (?:above|following|previous)) "
+    r"(?:snippet|screenshot|image|diagram|example|code|table)s?\b",
+    re.I,
+)
+"""What points to something beside the text."""
+EARLIER = re.compile(r"\bmentioned (?:above|earlier|previously|before)\b", re.I)
 HALF = (
     (re.compile(r"\bnot (?:only|just|merely)\b", re.I), re.compile(r"\b(?:but|also|too|instead|as well)\b|;", re.I)),
     (re.compile(r"\bnicht (?:nur|allein)\b"), re.compile(r"\b(?:sondern|auch)\b")),
@@ -156,6 +163,6 @@ def is_whole(answer: str, language: str) -> bool:
     if (glued := GLUED.get(language)) and glued.search(sentences.outside_code(answer)):
         return False
     first, *rest = sentences.sentences(answer)[:6] or [""]
-    if leans(first, language):
+    if leans(first, language) or ("```" not in answer and any(map(SNIPPET.search, rest))):
         return False
     return not (rest and EXAMPLE.search(rest[-1]))

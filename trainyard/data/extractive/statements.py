@@ -146,6 +146,7 @@ class Reader:
         self.sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         self.section_sentences: list[str] = []
         self.num_lists = 0
+        self.has_code = False
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
         """Yield the statements of a section: those of its sentences and lists in page order, then its passages."""
@@ -164,6 +165,7 @@ class Reader:
     def read_blocks(self, section: Section, topic: str) -> Iterator[Statement]:
         texts = [block.text for block in section.blocks]
         self.section_sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
+        self.has_code = bool(section.code)
         codes: dict[str, list[str]] = {}
         for before, code in section.code:
             if before.rstrip().endswith((":", "：")):
@@ -356,6 +358,8 @@ class Reader:
             return
         asks = [ask for ask in ASKERS[self.language](sentence, self.vocabulary, subject) if ask.rule != "weak"]
         for ask in asks:
+            if ask.rule == "purpose" and self.names_page(ask):
+                continue
             yield Statement(ask.rule, ask.topic, answer, 0, ask.clause, self.is_vague(ask), "", count)
         if (
             not asks
@@ -374,6 +378,12 @@ class Reader:
         besides = " ".join(ask.topic for ask in asks)
         for phrase in self.topics(Passage((answer,)), topic, 1, besides):
             yield Statement("statement", phrase, answer, 2, sentences=count)
+
+    def names_page(self, ask: Ask) -> bool:
+        """Whether an English question asks how to do what the whole page is about, of which a sentence says a part."""
+        words = {word[:5] for word in CONTENT[self.language](ask.topic)}
+        title_words = {word[:5] for word in CONTENT[self.language](self.title)}
+        return self.language == ENGLISH and len(words & title_words) >= max(2, len(words) - 1)
 
     def is_vague(self, ask: Ask) -> bool:
         """Whether a question needs the name of its page."""
@@ -419,6 +429,8 @@ class Reader:
             yield Statement("listing", label, answer, 1, sentences=len(texts))
         elif items[0].depth > 1 or not alone:
             return  # its lead says what it lists, and no heading does
+        elif name and ordered and self.has_code and self.language == ENGLISH:
+            return  # steps without their commands
         elif name and ordered and instructs:
             yield Statement("steps", name, answer, 1, "", True, "", len(texts))
         elif name:

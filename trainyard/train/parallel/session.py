@@ -52,7 +52,11 @@ class SharedSession(Session):
         """
         if self._together or not self.team.leading:
             return work()
-        self.team.broadcast_command(verb, *arguments)
+        try:
+            self.team.broadcast_command(verb, *arguments)
+        except RuntimeError:
+            self.team.broken = True  # another process is gone, and cannot be met
+            raise
         self._together = True
         try:
             return work()
