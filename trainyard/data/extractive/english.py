@@ -74,7 +74,7 @@ OUTSIDE = re.compile(
 """Words of a question that mean something outside of it."""
 NO_GOAL = re.compile(
     r"(?:get|be) started|make sure|ensure|familiari[sz]e|learn|find out|do\b|help|start$|begin$|see (?:more|what)|"
-    r"read|understand (?:more|why|how)"
+    r"read|understand\b|improve\b(?= your understanding)"
 )
 """Purposes of which a sentence never says how."""
 MEANS = re.compile(
@@ -99,7 +99,9 @@ NO_ADVICE = re.compile(
 )
 ALSO = re.compile(r"(?:you|we) (?:can|may|could) (?:also|either|alternatively)\b", re.I)
 """What begins another way to do something."""
-UNSURE = re.compile(r"if you(?:['’]re| are) (?:not sure|unsure|willing\b.*|interested\b.*)$", re.I)
+UNSURE = re.compile(
+    r"if you(?:['’]re| are) (?:not sure|unsure|willing\b.*|interested\b.*)$|in case you (?:missed|forgot)\b.*", re.I
+)
 PAST = re.compile(r"\b(?:was|were|had)\b")
 CONDITION_WORDS = ("if", "when", "whenever", "unless", "once", "before", "after")
 
@@ -179,7 +181,7 @@ def forms_of(front: Front, vocabulary: Collection[str]) -> Iterator[Ask]:
 def ask_avoid(text: str) -> Iterator[Ask]:
     """Yield the question of "Do not open the lid" and "Avoid opening the lid"."""
     match = re.fullmatch(r"(?:do not|don['’]t|never) (?P<rest>.+)", text, re.I)
-    if match is None or HANGING.match(match["rest"]):
+    if match is None or HANGING.match(match["rest"]) or re.match(r"(?:hesitate|worry|forget|panic|be )", match["rest"]):
         return
     rest = re.sub(r" (?:though|either|anymore|yet)$", "", cut(match["rest"]))
     reading = read(f"You should {rest}")

@@ -24,6 +24,7 @@ from trainyard.data.extractive.statements import (
     ABOVE,
     ASKERS,
     ELSEWHERE,
+    REFERS,
     Reader,
     acceptable_part,
     commands,
@@ -52,6 +53,14 @@ GENERAL = re.compile(
 """A label or heading that names nothing alone."""
 MOST_SECTION_WORDS = 100
 """Of a section that is one answer."""
+EMPTY = re.compile(
+    r"(?:click )?here|links?|downloads?|github|website|docs|n/?a|none|-+|—|tbd|tba|todo|see (?:above|below|notes?)|"
+    r"hier|siehe (?:oben|unten)|k\. ?a\.",
+    re.I,
+)
+"""Cells that say nothing without their link or their neighbours."""
+TEASER = re.compile(r"(?:How|Why|What|When|Where|Learn|Read|Find|See|Discover)\b(?!.*\?)|\(")
+"""How a meaning begins that only announces a page, or only adds to what was cut."""
 QUESTION_SENTENCES = 3
 """Sentences that may answer a heading that asks."""
 ALONE_WORDS = 20
@@ -79,6 +88,8 @@ REMARK = re.compile(
     re.I,
 )
 """Words before a remark, which name nothing."""
+LEAST_BESIDE_LINK = 25
+"""Words of a section's answer that also refers to another page."""
 LEAST_SECTION = 20
 """Words of a section's answer that leaves out the list or the code after it."""
 TERM_WORDS = 6
@@ -174,7 +185,7 @@ def is_sound(fact: Fact, language: str) -> bool:
     if fact.rule == "about":
         return True
     if fact.rule in ("cell", "value", "option", *LISTS):
-        return not (soundness.CUT.search(fact.answer) or soundness.EARLIER.search(fact.answer))
+        return is_sound_part(fact, language)
     if not soundness.is_whole(fact.answer, language):
         return False
     first = sentences.sentences(fact.answer)[0]
@@ -187,6 +198,23 @@ def is_sound(fact: Fact, language: str) -> bool:
     if CLOSED.match(fact.topic) and fact.rule != "question":
         least = 1 if language == GERMAN else LEAST_REASON
     return fact.rule in ("condition_do", "avoid") or soundness.is_fresh(fact.answer, question, least)
+
+
+def is_sound_part(fact: Fact, language: str) -> bool:
+    """Whether a list, a cell or a value is whole and says something."""
+    if fact.rule in LISTS:
+        asks = [part for part in fact.answer.split("; ") if part.rstrip(". ").endswith("?")]
+        if len(asks) * 2 > fact.answer.count(";"):
+            return False  # a list of questions answers none
+    elif fact.rule != "cell" and language == ENGLISH and is_circular(fact):
+        return False
+    return not (soundness.CUT.search(fact.answer) or soundness.EARLIER.search(fact.answer))
+
+
+def is_circular(fact: Fact) -> bool:
+    """Whether a labelled value only repeats its label and its page: "Past years: memories of past years"."""
+    _, _, meaning = fact.answer.partition(":")
+    return bool(meaning) and num_words(meaning) > 1 and not soundness.is_fresh(meaning, f"{fact.topic} {fact.title}", 1)
 
 
 def section_answer(section: Section, opening: str, reader: Reader, language: str) -> str:
@@ -299,6 +327,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
             longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
             related = language in ASKERS and shares_word(topic, opening)
             partial = language == ENGLISH and not is_most_of(whole, section)
+            partial = partial or (bool(REFERS.search(whole)) and num_words(whole) < LEAST_BESIDE_LINK)
             general = language == ENGLISH and (GENERAL.match(topic) or ANNOUNCES.match(whole))
             if not (partial or general or is_opening(section, whole, language)) and (
                 not longest or len(whole) > longest or related
@@ -377,8 +406,11 @@ def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
             continue
         if language == ENGLISH and clauses.begins_with_preposition(term):
             continue
-        meaning = short_answer(match["meaning"])
-        answer = meaning if not meaning or begins_with(term, meaning) else short_answer(item.text)
+        if language == ENGLISH and TEASER.match(match["meaning"]):
+            continue
+        most = QUESTION_SENTENCES if language == ENGLISH else 1
+        meaning = short_answer(match["meaning"], most)
+        answer = meaning if not meaning or begins_with(term, meaning) else short_answer(item.text, most)
         if answer:
             yield Fact("term", unquoted(term), where, answer, 1)
 
@@ -405,7 +437,7 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
         number, _, cell = (plain or filled)[0]
         near = number == 1 and not begins_with(row[0], cell)
         text = f"{row[0]}{COLONS.get(language, ': ')}{cell}"
-        answer = short_answer(text if near else cell)
+        answer = short_answer(text if near else cell, QUESTION_SENTENCES if language == ENGLISH else 1)
         if not answer and near and language in ASKERS and num_words(cell) > 1 and acceptable_part(text):
             answer = ended(text) if num_words(text) <= sentences.MOST_WORDS else None
         if answer:
@@ -418,6 +450,7 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
             if (
                 head
                 and num_words(cell)
+                and says_something(cell, row[0], language)
                 and acceptable_part(cell)
                 and is_name(row[0])
                 and cell.lower() != row[0].lower()
@@ -429,6 +462,14 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
         text = f"{row[0]}{COLONS.get(language, ': ')}{cell}" if number == 1 else cell
         if head and num_words(cell) >= least and (answer := short_answer(text)):
             yield Fact("cell", f"{unquoted(row[0])} – {head}", where, answer, 1)
+
+
+def says_something(cell: str, key: str, language: str) -> bool:
+    """Whether the cell of a table, or a value, says more than its key and is no mark, link or reference."""
+    bare = cell.strip(" .()[]")
+    if EMPTY.fullmatch(bare) or (language == ENGLISH and REFERS.search(cell)) or soundness.CUT.search(ended(cell)):
+        return False
+    return num_words(cell) < 2 or bool(soundness.stems(cell) - soundness.stems(key)) or not soundness.stems(cell)
 
 
 def is_name(key: str) -> bool:

@@ -70,7 +70,8 @@ UNSURE_DE = re.compile(r"(?:ende?[nrms]?|igen|ichen|iert\w*|lich|isch|weise|sam|
 VAGUE = re.compile(
     r"(?:a |an |the )?(?:hood\b|certain|several|said|own|complex|similar|many|"
     r"various|necessary|immediate|additional|multiple|some|other)\b"
-    r"|(?:an? )?(?:lot|handful|number|variety|bit|couple|range|few|series|set|majority|kind|sort|part|piece)s? of\b"
+    r"|(?:an? |the )?(?:lot|plethora|wealth|handful|"
+    r"number|variety|bit|couple|range|few|series|set|majority|kind|sort|part|piece)s? of\b"
 )
 
 

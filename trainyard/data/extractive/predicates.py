@@ -74,6 +74,8 @@ VAGUE_VERBS = (
     "say",
     "give",
     "signal",
+    "play",
+    "set forth",
 )
 """Verbs that are too vague for a question about their object: "What does the club use?"."""
 CODE_NOUNS = tuple(
@@ -94,6 +96,11 @@ LONGEST_SUBJECT, LONGEST_OBJECT = 7, 7
 LEAST_PREDICATE = 3
 """Words that say something, behind the verb of a question for the subject."""
 LONGEST_PREDICATE = 16
+SUMMARY = re.compile(
+    r"\b(?:good|great|useful|helpful|excellent|nice|detailed|more) (?:\w+ )?"
+    r"(?:summary|overview|guides?|articles?|tutorials?|introduction|information|explanations?|tools?)\b"
+)
+"""An object that only refers to another text."""
 NO_DEFINITION = re.compile(
     r"\b(?:example|product|result|part|place|way|thing|reason|start|choice|option|idea|matter|step|requirement|goal)s?\b"
 )
@@ -134,6 +141,12 @@ def ask_predicate(clause: Clause, where: str) -> Iterator[Ask]:
     """Yield the questions of a clause; `where` is the phrase in front of it."""
     if clause.negative:
         yield from ask_negative(clause, where)
+        return
+    if re.search(r"\balso\b", clause.reading.words(0, clause.phrases[0].start) if clause.phrases else ""):
+        return  # an addition: the chief thing is in the sentence before
+    if clause.subject.endswith("`") and clause.auxiliary == "do":
+        return
+    if SUMMARY.search(clause.rest):
         return
     verb = clause.reading.lower(clause.phrases[0].start - 1) if clause.phrases else ""
     if (verb in CODE_NOUNS and clause.subject.endswith("`")) or SOMEBODY.match(clause.subject):

@@ -11,7 +11,8 @@ from trainyard.data.language import ENGLISH, GERMAN
 STEM = 5
 LEANS = {
     ENGLISH: re.compile(
-        r"^(?:besides|later,|further,|on the other hand|an? (?:more|less) |the (?:second|third) [a-z]+s\b|"
+        r"^(?:besides|later,|further,|on the other hand|first(?:ly)?,|in the same |"
+        r"an? (?:more|less) |the (?:second|third) [a-z]+s\b|"
         r"either way|ah\b|oh\b|well,|yes\b|no,|okay|ok,|sure,|it looks like|"
         r"in the (?:file|example|case|list) above|(?:to|in order to|by) \w+(?: \w+)? (?:this|these|those)\b|"
         r"(?:\w+ )?(?:features|benefits|advantages|examples|options|reasons|drawbacks|ideas|suggestions) "
@@ -43,7 +44,8 @@ LEANS = {
         r"earlier|previously|here)\b"
         r"|\b(?:let['’]s|let us) (?:say|assume|suppose|look|see|imagine|try)\b|\bin this (?:case|example|"
         r"situation|way)\b(?<!^)"
-        r"|\baforementioned\b|\beither of (?:these|those)\b|\bthe below\b|\bsee [a-z ]{0,20}below\b"
+        r"|\baforementioned\b|\b(?:none|all|any|one|some|most) of the above\b|"
+        r"\beither of (?:these|those)\b|\bthe below\b|\bsee [a-z ]{0,20}below\b"
         r"|\b(?:does|do|doing) so\b|\bthe (?:former|latter)\b|^here\b"
         r"|^(?!if|when|once|whenever|unless)(?!to |by |in order)[^;:]*\b(?:this|these|those)\b(?! (?:page|"
         r"guide|document|section|project|handbook|site|"
