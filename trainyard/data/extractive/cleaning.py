@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable
 # A pattern that begins with spaces looks behind first: it would otherwise start again at each of a thousand of them.
 SPACES = re.compile(r"\s+")
 CODE_SPAN = re.compile(r"(`+[^`]*`+)")
-ATTRIBUTES = re.compile(r"(?<!\s)\s*\{:?\s*[#.][\w:.-]+(?:\s[^{}]*)?\}")
-"""`{#anchor}`, `{: #anchor .note}` and `{.class}` of kramdown, Pandoc, MkDocs and Hugo."""
+ATTRIBUTES = re.compile(r"(?<!\s)\s*(?:\{:?\s*[#.][\w:.-]+(?:\s[^{}]*)?\}|\{:\s*[\w-]+=[^{}]*\})")
+"""`{#anchor}`, `{: #anchor .note}`, `{:target="_blank"}` and `{.class}` of kramdown, Pandoc, MkDocs and Hugo."""
 SHORTCODE = re.compile(
     r"\{\{[<%][^{}]{0,500}?\btext=[\"“]([^\"”]{0,500})[\"”][^{}]{0,500}[>%]\}\}|(?:^\s*)\{\{[<%][^{}]*[>%]\}\}"
 )

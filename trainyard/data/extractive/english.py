@@ -66,7 +66,7 @@ STATE = re.compile(
     r"(?:it|that|this|they|there|you|we)(?:['’](?:s|re)| (?:is|are|was|were|has|have|had)) (?!been|to\b|\w+ed\b)", re.I
 )
 """A main clause that says how something is."""
-PERMITTED = re.compile(r"you (?:can|may|could|might) (?!also\b)", re.I)
+PERMITTED = re.compile(r"you (?:can|may|could|might) (?!(?:also|need|want|be|have|find|notice|see)\b)", re.I)
 """A main clause with a permission of the reader."""
 OUTSIDE = re.compile(
     r"\b(?:everything|anything|aforementioned|given|[Mm]ore (?:information|details)|(?:below|above) listed)\b"

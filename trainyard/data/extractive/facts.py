@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -26,6 +26,7 @@ from trainyard.data.extractive.statements import (
     ELSEWHERE,
     REFERS,
     Reader,
+    Statement,
     acceptable_part,
     commands,
     ended,
@@ -38,12 +39,14 @@ from trainyard.data.language import ENGLISH, GERMAN, detect_language
 LISTS = ("listing", "steps")
 ALSO = re.compile(r"(?:\w+ ){1,3}(?:also|auch)\b")
 """A first sentence that adds something to the text above it."""
-MOST_WHOLE_WORDS, MOST_SECTION_CODE = 150, 400
-"""Words of a section with its lists that is one answer, and letters of its code."""
+MOST_WHOLE_WORDS, MOST_SECTION_CODE = 220, 400
+"""Words of a section with its lists that is one answer, and letters of each piece of its code."""
+MOST_PIECES = 3
+"""Pieces of code in such a section."""
 LEAST_TASK = 10
 """Words of a section that says how to do what its heading names."""
-LEAST_SHARE = 0.6
-"""Of the words of a section that an answer has."""
+LEAST_SHARE, MOST_SHARE = 0.6, 0.8
+"""Of a section that its answer has, and that the answer to another question may have."""
 READ_MORE = re.compile(r"(?:Read|Learn|See|Visit|Refer|Check out|Find out) ")
 GENERAL = re.compile(
     r"(?:contacts?|notes?|examples?|sources?|licen[cs]e|links?|websites?|authors?|dates?|status|owners?|see|names?|questions?|"
@@ -51,7 +54,7 @@ GENERAL = re.compile(
     re.I,
 )
 """A label or heading that names nothing alone."""
-MOST_SECTION_WORDS = 100
+MOST_SECTION_WORDS = 200
 """Of a section that is one answer."""
 EMPTY = re.compile(
     r"(?:click )?here|links?|downloads?|github|website|docs|n/?a|none|-+|—|tbd|tba|todo|see (?:above|below|notes?)|"
@@ -242,13 +245,13 @@ def is_most_of(answer: str, section: Section) -> bool:
 
 def whole_section(section: Section, reader: Reader) -> str | None:
     """Return the paragraphs, lists and the code of a section of up to 150 words; None where it needs other text."""
-    if section.rows or len(section.code) > 1 or not section.blocks or reader.follows(section.blocks[0].text):
+    if section.rows or len(section.code) > MOST_PIECES or not section.blocks or reader.follows(section.blocks[0].text):
         return None
     if any(block.depth > 2 or (block.text.rstrip().endswith(":") and block.list_id) for block in section.blocks):
         return None
     items = [block for block in section.blocks if block.list_id]
     announced = all(block.lead.rstrip().endswith(":") for block in items)
-    if not (announced or commands([block.text for block in items], ENGLISH)) or any(map(is_labelled, items)):
+    if not (announced or commands([block.text for block in items], ENGLISH)):
         return None
     parts: list[str] = []
     for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
@@ -333,6 +336,10 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
                 not longest or len(whole) > longest or related
             ):
                 yield Fact("section", topic, title, whole, 1)
+    elif language == ENGLISH and named and not (question or task or GENERAL.match(topic)):
+        everything = whole_section(section, reader)
+        if everything and num_words(everything) >= LEAST_SECTION and not has_answer(everything, statements):
+            yield Fact("section", topic, title, everything, 1)
     yield from item_facts(section, where, language)
     yield from row_facts(section, where, language)
     defined = bool(opening) and language == ENGLISH and grammar.definition_subject(opening or "", title) is not None
@@ -359,6 +366,11 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
     named_page = language not in ASKERS or not (BARE.fullmatch(title) or "/" in title)
     if opening and named_page and (not topic or topic.lower() == title.lower()):
         yield Fact("about", title, title, opening, LAST_RESORT)
+
+
+def has_answer(answer: str, statements: Collection[Statement]) -> bool:
+    """Whether a list of the section is nearly all that an answer says."""
+    return any(len(entry.answer) > MOST_SHARE * len(answer) for entry in statements)
 
 
 def is_opening(section: Section, answer: str, language: str) -> bool:

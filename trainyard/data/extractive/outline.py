@@ -22,6 +22,8 @@ WITHOUT_TAGS = MarkdownIt("commonmark", {"html": False}).enable("table")
 """For texts that were read from a page: what looks like a tag in them is a word of the page."""
 MARKED = ("markdown", "html", "docx", "epub", "pdf")
 """Kinds of documents whose readers write Markdown's marks."""
+BREAK = re.compile(r"</?(?:br|p|div|ul|ol|li|tr|td|th)\b[^<>]*>", re.I)
+"""A tag of HTML between two texts that are apart on the page."""
 FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.S)
 BUILDER_LINK = re.compile(r"\[([^\[\]\n]{1,300})\]\s?\((?:\s*|(?:\{[{%][^{}\n]{0,300}[%}]\}){1,3}[^()\s]{0,200})\)")
 """A link whose target a site builder fills in, as in `[refunds]({% link refunds.md %})`."""
@@ -148,9 +150,9 @@ def inline_text(token: Token) -> str:
             parts.append(child.content)
         elif child.type == "code_inline":
             parts.append(f"`{child.content}`")
-        elif child.type in ("softbreak", "hardbreak"):
-            parts.append(" ")
-    return tidy_text("".join(parts))
+        elif child.type in ("softbreak", "hardbreak") or BREAK.match(child.content):
+            parts.append("; " if child.content.startswith("</li") else " ")
+    return tidy_text("".join(parts).rstrip(" ;") if parts[-1:] == ["; "] else "".join(parts))
 
 
 def inline_label(token: Token) -> str:

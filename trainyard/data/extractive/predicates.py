@@ -105,7 +105,7 @@ NO_DEFINITION = re.compile(
     r"\b(?:example|product|result|part|place|way|thing|reason|start|choice|option|idea|matter|step|requirement|goal)s?\b"
 )
 """Nouns behind "is" that judge a thing and do not say what it is."""
-LEAST_DEFINITION, LEAST_COMMON = 7, 11
+LEAST_DEFINITION, LEAST_COMMON = 10, 11
 """Words of a sentence that says what something is; more where that is one common word."""
 LONGEST_STATE = 10
 """Words of "is not …" that become a question."""
@@ -142,11 +142,7 @@ def ask_predicate(clause: Clause, where: str) -> Iterator[Ask]:
     if clause.negative:
         yield from ask_negative(clause, where)
         return
-    if re.search(r"\balso\b", clause.reading.words(0, clause.phrases[0].start) if clause.phrases else ""):
-        return  # an addition: the chief thing is in the sentence before
-    if clause.subject.endswith("`") and clause.auxiliary == "do":
-        return
-    if SUMMARY.search(clause.rest):
+    if is_unclear(clause):
         return
     verb = clause.reading.lower(clause.phrases[0].start - 1) if clause.phrases else ""
     if (verb in CODE_NOUNS and clause.subject.endswith("`")) or SOMEBODY.match(clause.subject):
@@ -164,6 +160,13 @@ def ask_predicate(clause: Clause, where: str) -> Iterator[Ask]:
         yield from ask_verb(clause, where)
     if not personal(clause) and is_specific(clause):
         yield from ask_subject(clause, where)
+
+
+def is_unclear(clause: Clause) -> bool:
+    """Whether a sentence is an addition to the one before, a reference, or read wrongly."""
+    before = clause.reading.words(0, clause.phrases[0].start) if clause.phrases else ""
+    misread = clause.subject.endswith("`") and clause.auxiliary == "do"
+    return misread or bool(re.search(r"\balso\b", before) or SUMMARY.search(clause.rest))
 
 
 def ask_reason(clause: Clause) -> Iterator[Ask]:
@@ -495,7 +498,7 @@ def ask_subject(clause: Clause, where: str) -> Iterator[Ask]:
     elif (
         head.isalpha()
         and head in clause.subject.split()
-        and re.search(r"[`A-Z\d]", clause.subject.partition(" ")[2])
+        and "`" in clause.subject
         and words[0] not in POINTING_ADJECTIVES
         and not re.search(rf"\b{head}\b", rest)
         and head.removesuffix("s") not in VAGUE_HEADS

@@ -28,6 +28,8 @@ MOST_CODE_LINES, MOST_CODE_CHARS = 16, 700
 LEAST_LEAD = 4
 """Words of a sentence that announces code."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
+LEAST_STEP = 4
+"""Words of a step: a shorter one is the heading of what comes after it."""
 ITEM_WORDS = 8
 """Of a list item that says something without a verb."""
 FOLLOWING_WORDS = 8
@@ -35,8 +37,8 @@ FOLLOWING_WORDS = 8
 LEAST_ITEM = 10
 """Words of a list item that is asked by what it is about."""
 MOST_ANSWER_WORDS = 60
-MOST_SINGLE = 2
-"""Times that a page may have a topic of one word."""
+MOST_SINGLE, MOST_REPEATED = 2, 3
+"""Times that a page may have a topic of one word, and its sentences with a longer one."""
 MOST_LIST_WORDS = 160
 LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 ASKERS: dict[str, Callable[[str, Collection[str], str], list[Ask]]] = {
@@ -246,8 +248,11 @@ class Reader:
         return [candidate.wording for candidate in topics]
 
     def is_frequent(self, phrase: str) -> bool:
-        """Whether a phrase of one word is on the page so often that a question for it may mean any sentence."""
-        words = plain_text(phrase).removeprefix("the ").split()
+        """Whether a phrase is on the page so often that a question for it may mean any sentence."""
+        text = plain_text(phrase).removeprefix("the ")
+        words = text.split()
+        if len(words) > 1:
+            return sum(f" {text} " in f" {sentence} " for sentence in self.sentences) > MOST_REPEATED
         return len(words) == 1 and self.counts[words[0]] + self.counts[f"{words[0]}s"] > MOST_SINGLE
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
@@ -494,6 +499,7 @@ class Reader:
             is_instruction = self.language != ENGLISH or english_fronts.instructs(text)
             if (
                 is_instruction
+                and (num_words(text) >= LEAST_STEP or "`" in text or self.language != ENGLISH)
                 and num_words(text) <= MOST_ANSWER_WORDS
                 and not (sentences.INCOMPLETE.search(text) or ABOVE.search(text))
             ):
