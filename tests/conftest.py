@@ -56,6 +56,8 @@ PREFECTS_THREADS = (
 """Prefect keeps them from the first flow of a process on; the fixture `prefect` ends them with its server."""
 EXECUTORS_THREADS = ("asyncio_",)
 """An event loop starts them at need and ends them with itself; that of a server may have a wider scope than a test."""
+CONNECTIONS_THREADS = ("loopback-connection",)
+"""A double may have a wider scope, too, and its clients connections that stay; each ends with its server."""
 
 
 TOGETHER = ("tests/flows/", "tests/browser/")
@@ -225,7 +227,7 @@ def nothing_is_left() -> Iterator[None]:
     before = list_running()
     yield
     sys.setrecursionlimit(RECURSION_LIMIT)
-    require_nothing_left(before, spared=PREFECTS_THREADS + EXECUTORS_THREADS)
+    require_nothing_left(before, spared=PREFECTS_THREADS + EXECUTORS_THREADS + CONNECTIONS_THREADS)
 
 
 @pytest.fixture(autouse=True, scope="module")

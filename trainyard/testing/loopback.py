@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 NO_HEADERS: Mapping[str, str] = {}
+CONNECTION = "loopback-connection"
+"""Name of the thread of a connection."""
 
 
 class LoopbackServer(ThreadingHTTPServer):
@@ -36,6 +38,10 @@ class LoopbackServer(ThreadingHTTPServer):
         with self._lock:
             self._open.add(request)
         super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        threading.current_thread().name = CONNECTION
+        super().process_request_thread(request, client_address)
 
     def close_request(self, request: Any) -> None:
         with self._lock:
