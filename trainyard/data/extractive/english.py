@@ -80,7 +80,8 @@ NO_GOAL = re.compile(
 MEANS = re.compile(
     r"(?:(?:you|users|admins|administrators|members|participants|teams|people|staff)"
     r"(?: (?:can|may|could|should|must|need to|have to))"
-    r"(?: (?:also|then|either|easily|simply|now|quickly|always))* )?(?P<goal>[a-z][^,;:()]{8,90}?) "
+    r"(?: (?:also|then|either|easily|simply|now|quickly|always|often|usually|typically))* )?"
+    r"(?P<goal>[a-z][^,;:()]{8,90}?) "
     r"(?:by (?:\w+ly )?(?!being|having|doing)[a-z]+ing|using|via) (?!them\b|this\b|these\b|it\b|that\b|those\b)(?=\S)",
     re.I,
 )
@@ -100,7 +101,9 @@ NO_ADVICE = re.compile(
 ALSO = re.compile(r"(?:you|we) (?:can|may|could) (?:also|either|alternatively)\b", re.I)
 """What begins another way to do something."""
 UNSURE = re.compile(
-    r"if you(?:['’]re| are) (?:not sure|unsure|willing\b.*|interested\b.*)$|in case you (?:missed|forgot)\b.*", re.I
+    r"if you(?:['’]re| are) (?:not sure|unsure|willing\b.*|interested\b.*)$|in case you (?:missed|forgot)\b.*|"
+    r"(?:if|when) you (?:wish|like|want|prefer|need|can)$",
+    re.I,
 )
 PAST = re.compile(r"\b(?:was|were|had)\b")
 CONDITION_WORDS = ("if", "when", "whenever", "unless", "once", "before", "after")
@@ -129,7 +132,12 @@ def ask_english(sentence: str, vocabulary: Collection[str] = frozenset(), subjec
             if subject or FOLLOWING.match(front.main):
                 continue
             ask = ask._replace(rule="bare")
-        if len(asks) < most and acceptable(ask, sentence) and not any(alike(ask, other) for other in asks):
+        if (
+            sentence[:1] not in "–—-"
+            and len(asks) < most
+            and acceptable(ask, sentence)
+            and not any(alike(ask, other) for other in asks)
+        ):
             asks.append(ask)
     return asks
 
@@ -287,6 +295,8 @@ def condition_behind(clause: Clause) -> str:
         return ""
     if any(phrase.kind not in ("noun", "place", "adjective") for phrase in before):
         return ""
+    if re.search(r"\bonly\b", clause.reading.words(0, last.start)):
+        return ""
     joined = clause.reading.lower(last.start - 1) in ("only", "even", "or", "and", "as", "just")
     whole = last.end == len(clause.reading.tokens) and len(last.text.split()) <= LONGEST_TAIL
     return last.text if whole and not joined else ""
@@ -304,6 +314,7 @@ def ask_means(front: Front) -> Iterator[Ask]:
         or len(content_words(goal)) < 2
         or last in tuple("rotcdCTQ")
         or goal.split()[0] in NO_MEANS
+        or re.match(r"[a-z]*(?:['’]|ed\b)", goal)
         or NO_GOAL.match(goal)
     ):
         return

@@ -64,6 +64,8 @@ EMPTY = re.compile(
 """Cells that say nothing without their link or their neighbours."""
 TEASER = re.compile(r"(?:How|Why|What|When|Where|Learn|Read|Find|See|Discover)\b(?!.*\?)|\(")
 """How a meaning begins that only announces a page, or only adds to what was cut."""
+EXPLAINED = re.compile(r"(?:[^\w]*)(?:How|Why|What (?:should|do|can|now))\b")
+"""How a question begins whose answer is seldom the first sentence."""
 QUESTION_SENTENCES = 3
 """Sentences that may answer a heading that asks."""
 ALONE_WORDS = 20
@@ -122,12 +124,19 @@ class Fact:
     """Whether each wording names the page."""
 
 
-def title_of(sections: list[Section], fallback: str) -> str:
-    """Return the only top heading, if the document begins with it; else the given title."""
+def title_of(sections: list[Section], title: str, file_name: str) -> str:
+    """Return the only top heading, if the document begins with it; else its title, or the name of its file where the
+    title is only the first of several headings of the same level.
+    """
     headings = [section for section in sections if section.heading]
+    if not headings:
+        return title or file_name
+    first = headings[0]
     alone = [section.level for section in headings].count(1) == 1
-    usable = alone and headings[0].level == 1 and not TEMPLATE_TAG.search(headings[0].heading)
-    return headings[0].heading if usable else fallback
+    if alone and first.level == 1 and not TEMPLATE_TAG.search(first.heading):
+        return first.heading
+    is_one_of_several = title == first.heading and sum(section.level <= first.level for section in headings) > 1
+    return file_name if not title or (is_one_of_several and file_name) else title
 
 
 def language_of(sections: list[Section]) -> str:
@@ -216,7 +225,9 @@ def is_sound_part(fact: Fact, language: str) -> bool:
 
 def is_circular(fact: Fact) -> bool:
     """Whether a labelled value only repeats its label and its page: "Past years: memories of past years"."""
-    _, _, meaning = fact.answer.partition(":")
+    label, _, meaning = re.sub(r" [–—-] ", ":", fact.answer, count=1).partition(":")
+    if label.strip("` ").lower() == meaning.strip(" .`").lower():
+        return True
     return bool(meaning) and num_words(meaning) > 1 and not soundness.is_fresh(meaning, f"{fact.topic} {fact.title}", 1)
 
 
@@ -259,7 +270,7 @@ def whole_section(section: Section, reader: Reader) -> str | None:
         parts += ["; ".join(text.rstrip(" ;,.") for text in texts) + "."] if list_id else texts
     plain = [sentence for part in parts for sentence in sentences.sentences(part)]
     for before, lines in section.code:
-        if before not in parts or "\n\n" in lines or len(lines) > MOST_SECTION_CODE:
+        if before not in parts or "\n\n" in lines or len(lines) > MOST_SECTION_CODE or "{%" in lines:
             return None
         parts.insert(parts.index(before) + 1, f"\n\n```\n{lines}\n```\n\n")
     answer = re.sub(r" *\n\n+ *", "\n\n", " ".join(parts)).strip()
@@ -315,7 +326,10 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         opening = None  # two questions, of which it answers one
     if question and opening:
         whole = short_answer(section.paragraphs[0], QUESTION_SENTENCES) if language in ASKERS else None
-        yield Fact("question", question, title, whole or opening, 0)
+        listed = language == ENGLISH and any(block.list_id for block in section.blocks)
+        everything = whole_section(section, reader) if listed else None
+        if everything or not (listed and EXPLAINED.match(question)):
+            yield Fact("question", question, title, everything or whole or opening, 0)
     if opening and ALSO.match(opening):
         opening = None
     statements = list(reader.read(section, topic))
@@ -350,7 +364,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
         if entry.rule in LISTS and task and entry.topic == topic:
             continue
         if entry.rule in LISTS and question and entry.topic == topic:
-            if not opening:
+            if not opening and (language != ENGLISH or is_most_of(entry.answer, section)):
                 yield Fact("question", question, title, entry.answer, 1)
             continue
         if (entry.rule in LISTS and entry.topic == topic) or entry.topic.lower() == topic.lower():
@@ -512,6 +526,8 @@ def sentence_facts(paragraph: str, title: str, topic: str, language: str) -> Ite
             continue
         term = unquoted(match["term"].strip())
         is_title = term.lower() in (topic.lower(), title.lower())
+        if language == ENGLISH and (clauses.begins_with_preposition(term) or term.lower() in ("below", "above")):
+            continue
         if num_words(term) > DEFINED_WORDS or pointer.search(term) or is_title or only_refers(sentence):
             continue
         if answer := short_answer(sentence):

@@ -74,7 +74,7 @@ DEFINITIONS = {
 POINTERS = {
     ENGLISH: re.compile(
         r"\b(all|and|another|because|best|better|both|but|each|either|everything|first|following|former|good|he|here|"
-        r"however|i|idea|if|it|its|last|latter|neither|no|none|nothing|one|only|or|others?|point|problem|reason|result|trade-?off|"
+        r"however|i|idea|if|it|its|last|latter|neither|no|none|nothing|one|only|or|others?|point|problem|reason|result|trade-?off|benefit|advantage|disadvantage|drawback|downside|"
         r"same|she|since|although|though|once|while|so|some|such|that|the|their|then|there|these|they|this|those|we|what|when|where|which|who|you)\b",
         re.I,
     ),

@@ -21,6 +21,9 @@ from trainyard.data.extractive.questions import instruction, questions
 from trainyard.data.rows import DocumentRow
 from trainyard.spec.axes.data import GenerationTemplate
 
+NO_NAMES = ("", "index", "readme", "main", "home", "docs", "content", ".")
+"""Names of files and folders that say nothing of a page."""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -47,9 +50,16 @@ def extract(document: DocumentRow, template: GenerationTemplate) -> list[Fact]:
     else:
         sections = outline(document.kind, document.text)
         named = "" if TEMPLATE_TAG.search(document.title) else tidy_heading(document.title)
-        title = title_of(sections, named or PurePosixPath(document.source).stem.replace("_", " "))
+        title = title_of(sections, named, name_of_file(document.source)) or PurePosixPath(document.source).stem
         facts = code.snippet_facts(sections, title) if as_code else prose_facts(sections, title)
     return sorted(facts, key=lambda fact: fact.worth)
+
+
+def name_of_file(source: str) -> str:
+    """Return the name of a page by its file, or by its folder for an `index.md`; empty where neither says anything."""
+    path = PurePosixPath(source)
+    parts = [part for part in (path.stem, path.parent.name) if part.lower().strip("_") not in NO_NAMES]
+    return parts[0].replace("_", " ").replace("-", " ").strip() if parts else ""
 
 
 def pairs(document: DocumentRow, template: GenerationTemplate, *, wordings: int) -> list[Pair]:

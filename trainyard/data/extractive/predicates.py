@@ -322,7 +322,8 @@ def defines(phrase: Phrase, clause: Clause) -> bool:
     """Whether a noun phrase behind "is" says what a thing is: "a tool for …", not "a good example", "MIT licensed"."""
     if re.match(r"(?:your|our) ", clause.subject) or NO_DEFINITION.search(phrase.text):
         return False
-    return bool(re.match(r"(?:an?|the|one|just|another) ", phrase.text)) or is_plural(phrase, clause)
+    plural = is_plural(phrase, clause) and not re.search(r"\d", phrase.text)
+    return plural or bool(re.match(r"(?:an?|the|one|just|another) ", phrase.text))
 
 
 def is_slogan(clause: Clause) -> bool:
@@ -408,7 +409,7 @@ def ask_action(clause: Clause, where: str) -> Iterator[Ask]:
     if following.first == "of" and clause.reading.lower(following.start - 1) == "instead":
         if not hangs(inner(following)):
             yield ask_with("What", clause, "instead of", inner(following), where)
-    elif is_means(following) and clause.lemma not in (*WEAK_VERBS, *FRAMES):
+    elif is_means(following) and clause.lemma not in (*WEAK_VERBS, *FRAMES) and not clause.verb.endswith("ed"):
         yield Ask("purpose", join(clause.verb, obj.text))
     elif following.kind == "place" and following.first in FRAMES.get(clause.lemma, ()):
         yield from ask_needed(clause, following, obj.text, where=where)

@@ -11,7 +11,7 @@ from trainyard.data.language import ENGLISH, GERMAN
 STEM = 5
 LEANS = {
     ENGLISH: re.compile(
-        r"^(?:besides|later,|further,|on the other hand|first(?:ly)?,|in the same |"
+        r"^(?:e\.?g\.?,|others?:|besides|later,|further,|on the other hand|first(?:ly)?,|in the same |"
         r"an? (?:more|less) |the (?:second|third) [a-z]+s\b|"
         r"either way|ah\b|oh\b|well,|yes\b|no,|okay|ok,|sure,|it looks like|"
         r"in the (?:file|example|case|list) above|(?:to|in order to|by) \w+(?: \w+)? (?:this|these|those)\b|"
@@ -108,7 +108,9 @@ SNIPPET = re.compile(
     re.I,
 )
 """What points to something beside the text."""
-EARLIER = re.compile(r"\bmentioned (?:above|earlier|previously|before)\b", re.I)
+LOST_ICON = re.compile(r"\b(?:click|press|tap|select|hit|use)(?:ing)? (?:on )?the (?:button|icon|symbol)\b", re.I)
+"""A button whose picture is not in the text."""
+EARLIER = re.compile(r"\bmentioned (?:above|earlier|previously|before)\b|\bthe above (?!\d)", re.I)
 HALF = (
     (re.compile(r"\bnot (?:only|just|merely)\b", re.I), re.compile(r"\b(?:but|also|too|instead|as well)\b|;", re.I)),
     (re.compile(r"\bnicht (?:nur|allein)\b"), re.compile(r"\b(?:sondern|auch)\b")),
@@ -124,7 +126,7 @@ GLUED = {
     ),
 }
 """A heading or a line that runs into the sentence after it."""
-MARKUP = re.compile(r"\{\{|\}\}|\{%|%\}|</?\w+>|\[\[|\]\]|@(?:sec|fig|tbl|eq)-")
+MARKUP = re.compile(r"<%|%>|\{\{|\}\}|\{%|%\}|</?\w+>|\[\[|\]\]|@(?:sec|fig|tbl|eq)-")
 FUNCTION_WORDS = word_set("function_words")
 
 
@@ -163,6 +165,8 @@ def is_whole(answer: str, language: str) -> bool:
     if re.search(r":\s*\d+\.$", answer) or CUT.search(answer) or MARKUP.search(sentences.outside_code(answer)):
         return False
     if (glued := GLUED.get(language)) and glued.search(sentences.outside_code(answer)):
+        return False
+    if language == ENGLISH and LOST_ICON.search(answer):
         return False
     first, *rest = sentences.sentences(answer)[:6] or [""]
     if leans(first, language) or ("```" not in answer and any(map(SNIPPET.search, rest))):

@@ -28,6 +28,8 @@ MOST_CODE_LINES, MOST_CODE_CHARS = 16, 700
 LEAST_LEAD = 4
 """Words of a sentence that announces code."""
 SHORT_COMMAND, MOST_VAGUE = 6, 10
+OF_IT = re.compile(r"\w+ (?:it|them|this|these|those)\b")
+"""A step of something that the step before names."""
 LEAST_STEP = 4
 """Words of a step: a shorter one is the heading of what comes after it."""
 ITEM_WORDS = 8
@@ -148,6 +150,7 @@ class Reader:
         self.sentences = [plain_text(sentence) for text in texts for sentence in sentences.sentences(text)]
         self.section_sentences: list[str] = []
         self.num_lists = 0
+        self.num_ordered = 0
         self.has_code = False
 
     def read(self, section: Section, topic: str) -> Iterator[Statement]:
@@ -173,6 +176,7 @@ class Reader:
             if before.rstrip().endswith((":", "：")):
                 codes.setdefault(before, []).append(code)
         parted = parted_lists(section.blocks)
+        self.num_ordered = sum(block.number == 1 and block.depth == 1 for block in section.blocks)
         self.num_lists = len({block.list_id for block in section.blocks if block.list_id})
         for list_id, group in groupby(section.blocks, key=lambda block: block.list_id):
             blocks = list(group)
@@ -212,7 +216,7 @@ class Reader:
         """Whether a sentence may be a part of a passage."""
         if sentence.rstrip(sentences.CLOSERS + " ")[-1:] not in ".!?…" or not acceptable_part(sentence):
             return False
-        if sentence[:1] in "([→" or REFERS.search(sentence) or SHOUTED.search(sentence):
+        if sentence[:1] in "([→–—-" or REFERS.search(sentence) or SHOUTED.search(sentence):
             return False
         refers = ELSEWHERE.search(sentence) or ABOVE.search(sentence) or only_refers(sentence)
         asks = sentence.rstrip()[-1:] == "?"
@@ -499,6 +503,7 @@ class Reader:
             is_instruction = self.language != ENGLISH or english_fronts.instructs(text)
             if (
                 is_instruction
+                and not (self.language == ENGLISH and (self.num_ordered > 1 or OF_IT.match(text)))
                 and (num_words(text) >= LEAST_STEP or "`" in text or self.language != ENGLISH)
                 and num_words(text) <= MOST_ANSWER_WORDS
                 and not (sentences.INCOMPLETE.search(text) or ABOVE.search(text))
