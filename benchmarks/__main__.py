@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parent
 NOT_BENCHMARKS = {"__init__", "__main__", "bars", "checkouts", "echo_service", "harness", "trainers"}
 SHORT_ARGUMENTS: Mapping[str, Sequence[str]] = {
     "distill": ("--steps", "2", "--seeds", "1"),
+    "fanout": ("one process", "dask"),
     "job_index": ("--jobs", "200"),
     "jsonl_to_arrow": ("--quick",),
     "live_streams": ("--streams", "5", "--seconds", "0.5"),

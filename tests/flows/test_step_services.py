@@ -97,7 +97,9 @@ def losses_of(ran: Ran) -> list[float]:
 
 
 @pytest.mark.usefixtures("key")
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage", [stage if stage == "dpo" else pytest.param(stage, marks=pytest.mark.slow) for stage in STAGES]
+)
 def test_losses_are_those_of_the_native_engine(stage: str, jobs: Jobs, tmp_path: Path) -> None:
     native = train_here(job_at(jobs, "native", stage), tmp_path / "native")
     remote = train_as_child(job_at(jobs, "tinker", stage), tmp_path / "tinker")

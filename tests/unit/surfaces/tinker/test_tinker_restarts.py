@@ -85,6 +85,7 @@ def test_a_model_that_is_created_again_is_the_same_one(restart: Restart) -> None
 
 def test_a_request_whose_number_before_it_never_comes_fails(restart: Restart, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainyard.surfaces.tinker.queues.GAP_S", 0.3)
+    monkeypatch.setattr("trainyard.surfaces.tinker.routes.PATIENCE_S", 1.0)
     client = restart()
     model = client.create_model()
     waiting = client.step(proto_step(model, 2, ROWS)).json()

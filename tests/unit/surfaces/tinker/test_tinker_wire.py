@@ -65,7 +65,8 @@ def test_json_protobuf_and_zstd_say_the_same(client: WireClient) -> None:
     assert [len(row) for row in rows] == [len(row) - 1 for row in ROWS]
 
 
-def test_chunks_add_up_in_the_order_of_their_numbers(client: WireClient) -> None:
+def test_chunks_add_up_in_the_order_of_their_numbers(client: WireClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainyard.surfaces.tinker.routes.PATIENCE_S", 1.0)
     whole, chunked = client.create_model(seed=2), client.create_model(seed=2)
     client.train(whole, 1)
     late = client.step(proto_step(chunked, 2, ROWS[1:])).json()
