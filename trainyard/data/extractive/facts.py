@@ -83,6 +83,8 @@ MEASURE = re.compile(
     re.I,
 )
 """A number, a duration or a date."""
+MOST_ABOVE = 40
+"""Words above the first heading of a page of which it is the title."""
 LAST_RESORT = 9
 """Worth of a question that asks what a page is about."""
 TEMPLATE_TAG = re.compile(r"\{\{|\{%|<%")
@@ -131,7 +133,9 @@ def title_of(sections: list[Section], title: str, file_name: str) -> str:
     headings = [section for section in sections if section.heading]
     if not headings:
         return title or file_name
-    first = headings[0]
+    first, above = headings[0], sections[0]
+    if not above.heading and (above.rows or sum(num_words(block.text) for block in above.blocks) > MOST_ABOVE):
+        return title if title and title != first.heading else file_name or title
     alone = [section.level for section in headings].count(1) == 1
     if alone and first.level == 1 and not TEMPLATE_TAG.search(first.heading):
         return first.heading

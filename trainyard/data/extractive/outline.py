@@ -137,6 +137,11 @@ class Builder:
         around.number += bool(number)
         self.current.blocks.append(TextBlock(text, around.list_id, number, label, around.lead, around.depth))
 
+    def skip_item(self) -> None:
+        """Count an item of which nothing is read: a picture, or a link."""
+        if self.lists:
+            self.lists[-1].number += bool(self.lists[-1].number)
+
     def code(self, code: str) -> None:
         before = self.current.paragraphs[-1] if self.current.paragraphs else ""
         self.current.code.append((before, code.rstrip()))
@@ -173,6 +178,7 @@ def inline_label(token: Token) -> str:
 def markdown_outline(text: str, parser: MarkdownIt = MARKDOWN) -> list[Section]:
     builder = Builder()
     depth = quiet = 0
+    has_text: list[bool] = []
     first = True
     cells: list[str] = []
     tokens = parser.parse(BUILDER_LINK.sub(r"[\1](#)", FRONT_MATTER.sub("", text)))
@@ -180,6 +186,10 @@ def markdown_outline(text: str, parser: MarkdownIt = MARKDOWN) -> list[Section]:
         if token.type in ("list_item_open", "list_item_close"):
             depth += token.nesting
             first = True
+            if token.nesting > 0:
+                has_text.append(False)
+            elif not has_text.pop():
+                builder.skip_item()
         elif token.type in ("bullet_list_open", "ordered_list_open"):
             builder.open_list(int(token.attrGet("start") or 1) if token.type == "ordered_list_open" else 0)
         elif token.type in ("bullet_list_close", "ordered_list_close"):
@@ -204,7 +214,7 @@ def markdown_outline(text: str, parser: MarkdownIt = MARKDOWN) -> list[Section]:
                 cells.append(words)
             elif depth and words and not is_only_a_link:
                 builder.item(inline_label(token), words, first=first)
-                first = False
+                first, has_text[-1] = False, True
             elif words and not depth:
                 builder.paragraph(words)
     return builder.sections

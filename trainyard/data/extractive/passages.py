@@ -51,8 +51,6 @@ LEAST_POINTS = {ENGLISH: 2.5, GERMAN: 3.0}
 """Of a topic: more than being mentioned."""
 WORDS_PER_TOPIC = 14
 MOST_TOPICS = 3
-MOST_INNER, MOST_MENTIONED = 30, 20
-"""Words of an English passage that may be asked for a phrase inside of another one, or for a name that it mentions."""
 MOST_SHORT = 20
 """Words of a passage that is asked for no topic of another question of it."""
 LONG_WORD = 18
@@ -130,11 +128,6 @@ class Candidate:
     points: float
     chief: bool = False
     """Whether it is what a sentence says something of, so that another sentence may mention it."""
-    part: str = ""
-    named: bool = False
-    """Whether it is a name or code."""
-    mentions: int = 1
-    """Sentences of the passage that have it."""
 
     def is_in(self, text: str) -> bool:
         """Whether a text, as `plain_text`, has the phrase."""
@@ -153,20 +146,13 @@ def candidates(passage: Passage, language: str) -> list[Candidate]:
             if before is not candidate:
                 before.points = max(before.points, candidate.points) + REPEATED
                 before.chief = before.chief or candidate.chief
-                before.mentions += 1
-    central = [each for each in by_stem.values() if language != ENGLISH or is_central(each, passage)]
-    return sorted(central, key=lambda candidate: -candidate.points)
+    phrases = [each for each in by_stem.values() if language != ENGLISH or is_phrase(each.text)]
+    return sorted(phrases, key=lambda candidate: -candidate.points)
 
 
-def is_central(candidate: Candidate, passage: Passage) -> bool:
-    """Whether an English passage is about a phrase, and does not only mention it: readers would not ask for that."""
-    if re.search(r"(?<!`)\b\w+/\w+\b(?!`)", candidate.text) or begins_with_preposition(candidate.text):
-        return False
-    if candidate.part == SUBJECT or candidate.mentions > 1:
-        return True
-    if candidate.part == INNER:
-        return passage.words <= MOST_INNER
-    return candidate.named and passage.words <= MOST_MENTIONED
+def is_phrase(text: str) -> bool:
+    """Whether an English phrase may be a topic: no "activated/implemented", no "at startup"."""
+    return not (re.search(r"(?<!`)\b\w+/\w+\b(?!`)", text) or begins_with_preposition(text))
 
 
 def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
@@ -183,7 +169,7 @@ def candidates_of(sentence: str, language: str) -> Iterator[Candidate]:
             points += LONG * (phrase.words > 1 or len(phrase.text) >= LONG_WORD)
             wording = f"„{phrase.text}“" if quoted else re.sub("^your ", "the ", phrase.text)
             chief = language == ENGLISH and phrase.part in (SUBJECT, FRONT)
-            yield Candidate(phrase.text, wording, points, chief, phrase.part, phrase.is_name or "`" in phrase.text)
+            yield Candidate(phrase.text, wording, points, chief)
 
 
 def choose_topics(
