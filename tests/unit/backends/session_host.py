@@ -22,6 +22,7 @@ from trainyard.backends.sessions.records import (
     lock_of_session,
     new_session_id,
     read_record,
+    remove_socket,
     write_record,
 )
 from trainyard.backends.sessions.running import run_session
@@ -93,6 +94,7 @@ class HostedSession:
         return socket
 
     def open(self) -> HostedSession:
+        remove_socket(self.folder)  # of a process that was killed: it would pass for that of this one
         self.thread.start()
         wait_until_open(self.folder, self.thread.is_alive)
         return self
