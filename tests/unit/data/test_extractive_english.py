@@ -159,3 +159,88 @@ def test_a_part_of_a_phrase_is_no_topic(sentence: str, phrase: str) -> None:
 def test_a_run_of_nouns_before_the_verb_is_a_subject() -> None:
     [first, *_] = noun_phrases("Pull request reviews are now also required by default.", ENGLISH)
     assert (first.text, first.part) == ("pull request reviews", "subject")
+
+
+def steps(text: str) -> dict[str, str]:
+    return {topic: answer for topic, answer in facts(text).items() if topic.startswith("step ")}
+
+
+def test_a_step_has_the_number_that_the_page_shows() -> None:
+    restarted = steps("""\
+    # Boats
+
+    ## Clean a boat
+
+    1. Take the boat out of the water.
+
+    ```
+    brush --soft
+    ```
+
+    2. Rinse the hull with clear water.
+    """)
+    assert restarted == {
+        "step 1": "Take the boat out of the water.",
+        "step 2": "Rinse the hull with clear water.",
+    }
+    picture = "1. Take the boat out.\n2. [A picture](hull.png)\n3. Rinse the hull with water.\n"
+    assert list(steps(f"# Boats\n\n## Clean a boat\n\n{picture}")) == ["step 1", "step 3"]
+    twice = "1. Take the boat out.\n2. Rinse the hull.\n\nIn winter:\n\n1. Take the boat in.\n2. Cover the hull.\n"
+    assert steps(f"# Boats\n\n## Clean a boat\n\n{twice}") == {}, "two lists have a first step"
+
+
+def test_what_tags_and_attributes_do_to_a_cell() -> None:
+    yawl = '| [Yawl](y.html){:target="_blank"}{:rel="noopener"} | for races.<br/>Holds two |'
+    rows = f"{yawl}\n| Skiff | <li>oars</li><li>sails</li> |\n"
+    answers = facts(f"# Boats\n\n## Kinds\n\n| Boat | Use |\n|---|---|\n{rows}").values()
+    assert sorted(answers) == ["Skiff, Use: oars; sails.", "Yawl, Use: for races. Holds two."]
+
+
+@pytest.mark.parametrize("cell", ["here", "N/A", "see the page about hulls", "only for", "Yawl", "GitHub"])
+def test_a_cell_that_says_nothing_is_left_out(cell: str) -> None:
+    table = f"| Boat | Use |\n|---|---|\n| Yawl | {cell} |\n| Skiff | for races on lakes |\n"
+    assert list(facts(f"# Boats\n\n## Kinds\n\n{table}").values()) == ["Skiff, Use: for races on lakes."]
+
+
+def test_a_page_is_named_by_its_file_where_its_first_heading_is_one_of_several() -> None:
+    text = "## Is there a boat?\n\nThe club has twelve boats.\n\n## Opening hours\n\nThe boathouse opens at eight.\n"
+    for source, title in (("club/faq.md", "faq"), ("club-rules/index.md", "club rules")):
+        document = DocumentRow("d1", source, "markdown", "Is there a boat?", text)
+        assert {fact.title for fact in extract(document, GenerationTemplate.QA)} <= {title, f"{title}: Opening hours"}
+    late = (
+        "The club has twelve boats, " + "and each has two oars and one sail, " * 8 + "as in every year.\n\n# Boats\n\n"
+    )
+    document = DocumentRow("d1", "club.md", "markdown", "Boats", f"{late}A yawl is a boat with two masts and a crew.\n")
+    assert "Boats" not in {fact.title for fact in extract(document, GenerationTemplate.QA)}
+
+
+def test_a_section_of_two_hundred_words_is_one_answer() -> None:
+    text = " ".join(
+        f"Boat {number} lies at pier {number} and has a crew of {number} in summer." for number in range(2, 15)
+    )
+    answers = facts(f"# Boats\n\n## Piers\n\n{text}\n")
+    assert answers["Piers"] == text
+    assert "Piers" not in facts(f"# Boats\n\n## Piers\n\n{text} {text.replace('summer', 'winter')}\n")
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Press the button in the boat panel to open the lock.",  # the picture of the button is lost
+        "Boats are not needed.",  # the question would only turn it around
+        "Yawl is a good example of how to do it with two masts and one crew.",
+        "You may also rent the yawl by writing to the harbour office.",
+        "`-v BOATS:/data` -- tells the container where to keep the boats.",
+        "If you're not sure, we recommend keeping the boats in the harbour.",
+        "In case you missed it, read the boat list of the club.",
+    ],
+)
+def test_a_sentence_of_which_no_question_is_sure(sentence: str) -> None:
+    kinds = {"named", "bare", "purpose", "condition", "condition_do"}
+    document = DocumentRow("d1", "boats.md", "markdown", "Boats", f"# Boats\n\n## Use\n\n{sentence}\n")
+    assert kinds.isdisjoint(fact.rule for fact in extract(document, GenerationTemplate.QA))
+
+
+def test_a_comma_inside_of_a_number_ends_no_condition() -> None:
+    (ask,) = ask_english("If the yawl costs $4,000 a season, the club pays half of the rent.")
+    assert ask.topic == "if the yawl costs $4,000 a season"

@@ -92,7 +92,7 @@ OWN = re.compile(r"\b(?:we|us|our|I|me|my|however|also|instead|too)\b")
 OWN_PRONOUN = re.compile(r"\b(?:it|its|they|their|them)\b")
 LONGEST_CONDITION = 24
 DASHES = re.compile(r"(?:^| )--(?: |$)")
-"""What parts a label from its meaning, and is no part of a question."""
+"""What separates a label from its meaning: a sentence with it is not asked for."""
 SEES = re.compile(r"(?:see|notice|get|receive|find|have|be able)\b")
 """Verbs behind "you should" that say what happens."""
 NO_ADVICE = re.compile(

@@ -95,7 +95,7 @@ REMARK = re.compile(
     re.I,
 )
 """Words before a remark, which name nothing."""
-LEAST_BESIDE_LINK = 25
+LEAST_WITH_LINK = 25
 """Words of a section's answer that also refers to another page."""
 LEAST_SECTION = 20
 """Words of a section's answer that leaves out the list or the code after it."""
@@ -139,8 +139,8 @@ def title_of(sections: list[Section], title: str, file_name: str) -> str:
     alone = [section.level for section in headings].count(1) == 1
     if alone and first.level == 1 and not TEMPLATE_TAG.search(first.heading):
         return first.heading
-    is_one_of_several = title == first.heading and sum(section.level <= first.level for section in headings) > 1
-    return file_name if not title or (is_one_of_several and file_name) else title
+    is_first_of_some = title == first.heading and sum(section.level <= first.level for section in headings) > 1
+    return file_name if not title or (is_first_of_some and file_name) else title
 
 
 def language_of(sections: list[Section]) -> str:
@@ -348,7 +348,7 @@ def section_facts(section: Section, topic: str, title: str, language: str, reade
             longest = max((len(answer) for answer in specific if answer.startswith(opening)), default=0)
             related = language in ASKERS and shares_word(topic, opening)
             partial = language == ENGLISH and not is_most_of(whole, section)
-            partial = partial or (bool(REFERS.search(whole)) and num_words(whole) < LEAST_BESIDE_LINK)
+            partial = partial or (bool(REFERS.search(whole)) and num_words(whole) < LEAST_WITH_LINK)
             general = language == ENGLISH and (GENERAL.match(topic) or ANNOUNCES.match(whole))
             if not (partial or general or is_opening(section, whole, language)) and (
                 not longest or len(whole) > longest or related
@@ -495,9 +495,11 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
 
 
 def says_something(cell: str, key: str, language: str) -> bool:
-    """Whether the cell of a table, or a value, says more than its key and is no mark, link or reference."""
+    """Whether the cell of a table, or a value, says more than its key, and not only a mark, a link or a reference."""
     bare = cell.strip(" .()[]")
     if EMPTY.fullmatch(bare) or (language == ENGLISH and REFERS.search(cell)) or soundness.CUT.search(ended(cell)):
+        return False
+    if language == ENGLISH and re.search(r"(?:^| )(?:for|of|with|to|from)$", bare):
         return False
     return num_words(cell) < 2 or bool(soundness.stems(cell) - soundness.stems(key)) or not soundness.stems(cell)
 
