@@ -11,6 +11,10 @@ from tests.unit.spec.test_refusals import check_at_run, run_names
 from trainyard.errors import Reason
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.context import RunFacts
+from trainyard.spec.compat.run import length_advice
+from trainyard.spec.estimate.shape import BaseFacts
+from trainyard.spec.graph import resolve
+from trainyard.spec.nodes import TrainerConfig
 
 
 def test_every_path_of_a_chain_is_asked_about() -> None:
@@ -183,3 +187,58 @@ def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
         ("trainer-2", "grpo-reward"),
         ("deployer", "unevaluated"),
     ]
+
+
+@pytest.mark.parametrize("setting", ["head", "kernels"])
+def test_a_package_is_missing_only_where_a_setting_asks_for_it(setting: str) -> None:
+    without = RunFacts(has_module=lambda name: name != "liger_kernel")
+    asking = node("trainer", engine={setting: "liger"})
+    assert run_names(source(), asking, facts=without) == ["package-missing"]
+    assert run_names(source(), asking, facts=RunFacts(has_module=lambda name: True)) == []
+    assert run_names(source(), node("trainer"), facts=without) == []
+
+
+FULL = {"method": {"type": "full"}}
+"""Positions are scaled only where the whole model is trained."""
+
+
+def describe_base(**config: Any) -> BaseFacts:
+    return BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000, **config})
+
+
+def resolve_trainer(**config: Any) -> TrainerConfig:
+    resolved = resolve(chain(source(), node("trainer", **config)))
+    (trainer,) = (each.config for each in resolved.nodes if isinstance(each.config, TrainerConfig))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("length", "rope", "facts", "words"),
+    [
+        (4096, None, {"max_position_embeddings": 4096}, []),
+        (4097, None, {"max_position_embeddings": 4096}, ["longer than the 4096 positions"]),
+        (8192, {"type": "linear", "factor": 2.0}, {"max_position_embeddings": 4096}, []),
+        (8193, {"type": "linear", "factor": 2.0}, {"max_position_embeddings": 4096}, ["than the 8192 positions"]),
+        (
+            4097, {"type": "yarn", "factor": 2.0, "original_length": 2048}, {"max_position_embeddings": 4096},
+            ["longer than the 4096 positions"],
+        ),
+        (128, None, {"model_type": "gpt2", "n_positions": 128}, ["the base has 128 positions"]),
+        (127, None, {"model_type": "gpt2", "n_positions": 128}, []),
+        (512, None, {"sliding_window": 511, "model_type": "mistral"}, ["sees the 511 tokens before it"]),
+        (512, None, {"sliding_window": 512, "model_type": "mistral"}, []),
+        (512, None, {}, []),
+    ],
+)  # fmt: skip
+def test_what_a_base_does_with_long_rows(length: int, rope: Any, facts: dict[str, Any], words: list[str]) -> None:
+    config = resolve_trainer(hyperparameters={"max_length": length}, **({"rope": rope, **FULL} if rope else {}))
+    advice = length_advice(config, describe_base(**facts))
+    assert len(advice) == len(words)
+    assert all(word in text for word, text in zip(words, advice, strict=True))
+
+
+@pytest.mark.parametrize(("original", "names"), [(4096, []), (4097, ["rope-original"])])
+def test_a_scaling_begins_at_the_positions_of_the_base(original: int, names: list[str]) -> None:
+    facts = RunFacts(base=lambda name: describe_base(max_position_embeddings=4096))
+    rope = {"type": "yarn", "factor": 2.0, "original_length": original}
+    assert run_names(source(), node("trainer", rope=rope, **FULL), facts=facts) == names
