@@ -120,7 +120,7 @@ def test_texts_of_refusals_are_texts(page: Page, watch: PageWatch, service: Dash
         expect(page.locator("main .problem").first).to_be_visible()
         assert_nothing_was_executed(page)
     show_page(page, "/jobs/new", within=True)
-    expect(page.get_by_text("Left out:").first).to_be_visible()  # a form that is drawn anew forgets a click
+    expect(page.get_by_text("Left out:").first).to_be_visible()  # until the settings are there, the form loses a click
     page.get_by_role("button", name="Start the job").click()
     expect(page.locator("main .problem").first).to_be_visible()
     assert_nothing_was_executed(page)

@@ -189,7 +189,7 @@ def test_a_step_has_the_number_that_the_page_shows() -> None:
     assert steps(f"# Boats\n\n## Clean a boat\n\n{twice}") == {}, "two lists have a first step"
 
 
-def test_what_tags_and_attributes_do_to_a_cell() -> None:
+def test_tags_and_attributes_of_cells_are_left_out() -> None:
     yawl = '| [Yawl](y.html){:target="_blank"}{:rel="noopener"} | for races.<br/>Holds two |'
     rows = f"{yawl}\n| Skiff | <li>oars</li><li>sails</li> |\n"
     answers = facts(f"# Boats\n\n## Kinds\n\n| Boat | Use |\n|---|---|\n{rows}").values()

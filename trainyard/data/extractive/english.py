@@ -74,7 +74,7 @@ OUTSIDE = re.compile(
 """Words of a question that mean something outside of it."""
 NO_GOAL = re.compile(
     r"(?:get|be) started|make sure|ensure|familiari[sz]e|learn|find out|do\b|help|start$|begin$|see (?:more|what)|"
-    r"read|understand\b|improve\b(?= your understanding)"
+    r"read|understand\b"
 )
 """Purposes of which a sentence never says how."""
 MEANS = re.compile(
@@ -92,14 +92,14 @@ OWN = re.compile(r"\b(?:we|us|our|I|me|my|however|also|instead|too)\b")
 OWN_PRONOUN = re.compile(r"\b(?:it|its|they|their|them)\b")
 LONGEST_CONDITION = 24
 DASHES = re.compile(r"(?:^| )--(?: |$)")
-"""What separates a label from its meaning: a sentence with it is not asked for."""
+"""Separator of a label and its meaning: sentences with it give no question."""
 SEES = re.compile(r"(?:see|notice|get|receive|find|have|be able)\b")
 """Verbs behind "you should" that say what happens."""
 NO_ADVICE = re.compile(
     r"(?:please )?(?:keep in mind|be aware|note|remember)\b|.*\b(?:instructions|guides?) for\b", re.I
 )
 ALSO = re.compile(r"(?:you|we) (?:can|may|could) (?:also|either|alternatively)\b", re.I)
-"""What begins another way to do something."""
+"""Beginnings of an alternative to the sentence before."""
 UNSURE = re.compile(
     r"if you(?:['’]re| are) (?:not sure|unsure|willing\b.*|interested\b.*)$|in case you (?:missed|forgot)\b.*|"
     r"(?:if|when) you (?:wish|like|want|prefer|need|can)$",

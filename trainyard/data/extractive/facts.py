@@ -495,7 +495,7 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
 
 
 def says_something(cell: str, key: str, language: str) -> bool:
-    """Whether the cell of a table, or a value, says more than its key, and not only a mark, a link or a reference."""
+    """Whether a table cell or a value says more than its key, and not only a mark, a link or a reference."""
     bare = cell.strip(" .()[]")
     if EMPTY.fullmatch(bare) or (language == ENGLISH and REFERS.search(cell)) or soundness.CUT.search(ended(cell)):
         return False

@@ -75,7 +75,6 @@ VAGUE_VERBS = (
     "give",
     "signal",
     "play",
-    "set forth",
 )
 """Verbs that are too vague for a question about their object: "What does the club use?"."""
 CODE_NOUNS = tuple(

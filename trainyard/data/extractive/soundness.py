@@ -107,7 +107,7 @@ SNIPPET = re.compile(
     r"(?:snippet|screenshot|image|diagram|example|code|table)s?\b",
     re.I,
 )
-"""What points to something outside of the text."""
+"""References to something outside of the text."""
 LOST_ICON = re.compile(r"\b(?:click|press|tap|select|hit|use)(?:ing)? (?:on )?the (?:button|icon|symbol)\b", re.I)
 """A button whose picture is not in the text."""
 EARLIER = re.compile(r"\bmentioned (?:above|earlier|previously|before)\b|\bthe above (?!\d)", re.I)

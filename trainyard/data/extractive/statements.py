@@ -142,6 +142,7 @@ class Reader:
 
     def __init__(self, language: str, title: str, sections: Collection[Section]) -> None:
         self.language, self.title = language, title
+        self.title_words = {word[:5] for word in CONTENT[language](title)} if language in CONTENT else set[str]()
         texts = [block.text for section in sections for block in section.blocks]
         self.vocabulary = frozenset(re.findall(r"(?<![\w-])[a-zäöüß][\w'’-]*", " ".join(texts)))
         self.used_phrases: set[tuple[str, str]] = set()
@@ -255,8 +256,9 @@ class Reader:
         """Whether a phrase is on the page so often that a question for it may mean any sentence."""
         text = plain_text(phrase).removeprefix("the ")
         words = text.split()
-        if len(words) > 1:
-            return sum(f" {text} " in f" {sentence} " for sentence in self.sentences) > MOST_REPEATED
+        if len(words) > 1:  # few phrases have only frequent words: the whole page is read for those alone
+            rarest = min(self.counts[word] for word in words)
+            return rarest > MOST_REPEATED and self.text.count(f" {text} ") > MOST_REPEATED
         return len(words) == 1 and self.counts[words[0]] + self.counts[f"{words[0]}s"] > MOST_SINGLE
 
     def read_note(self, block: TextBlock, topic: str) -> Iterator[Statement]:
@@ -391,15 +393,13 @@ class Reader:
     def names_page(self, ask: Ask) -> bool:
         """Whether an English question asks how to do what the whole page is about, of which a sentence says a part."""
         words = {word[:5] for word in CONTENT[self.language](ask.topic)}
-        title_words = {word[:5] for word in CONTENT[self.language](self.title)}
-        return self.language == ENGLISH and len(words & title_words) >= max(2, len(words) - 1)
+        return self.language == ENGLISH and len(words & self.title_words) >= max(2, len(words) - 1)
 
     def is_vague(self, ask: Ask) -> bool:
         """Whether a question needs the name of its page."""
         words = CONTENT[self.language](ask.topic)
-        title_words = {word[:5] for word in CONTENT[self.language](self.title)}
         names = re.search(r"`|(?<=[a-z] )[A-Z]", ask.topic) if self.language == ENGLISH else "`" in ask.topic
-        return not (any(word[:5] in title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
+        return not (any(word[:5] in self.title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
 
     def read_list(self, blocks: list[TextBlock], topic: str, *, whole: bool) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
