@@ -230,7 +230,9 @@ def resolve_trainer(**config: Any) -> TrainerConfig:
         (512, None, {}, []),
     ],
 )  # fmt: skip
-def test_advice_on_rows_that_are_long_for_the_base(length: int, rope: Any, facts: dict[str, Any], words: list[str]) -> None:
+def test_advice_on_rows_that_are_long_for_the_base(
+    length: int, rope: Any, facts: dict[str, Any], words: list[str]
+) -> None:
     config = resolve_trainer(hyperparameters={"max_length": length}, **({"rope": rope, **FULL} if rope else {}))
     advice = length_advice(config, describe_base(**facts))
     assert len(advice) == len(words)

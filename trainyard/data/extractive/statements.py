@@ -399,7 +399,9 @@ class Reader:
         """Whether a question needs the name of its page."""
         words = CONTENT[self.language](ask.topic)
         names = re.search(r"`|(?<=[a-z] )[A-Z]", ask.topic) if self.language == ENGLISH else "`" in ask.topic
-        return not (any(word[:5] in self.title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3))
+        return not (
+            any(word[:5] in self.title_words for word in words) or len(words) >= 5 or (names and len(words) >= 3)
+        )
 
     def read_list(self, blocks: list[TextBlock], topic: str, *, whole: bool) -> Iterator[Statement]:
         """Items one by one, and a short list as a whole."""
