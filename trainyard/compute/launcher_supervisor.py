@@ -47,13 +47,27 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events, first: int = LEADER) -> list[int]:
+@dataclass(frozen=True)
+class LauncherEnd:
+    """How a launcher ended: its exit code, the ranks that were killed before the others ended, and who ended it."""
+
+    code: int
+    killed: list[int]
+    ended_here: bool = False
+    """This program ended it, as its ranks did not end."""
+
+    def is_from_outside(self) -> bool:
+        """Return whether a user or the system killed the launcher itself."""
+        return self.code < 0 and not self.killed and not self.ended_here
+
+
+def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events, first: int = LEADER) -> LauncherEnd:
     """Return when the launcher has ended; forward a stop request to rank 0, or to the first rank of this host.
 
-    Returns the ranks that were killed before any other one ended. The others are ended soon after them: without it they
+    Ranks that were killed before any other one ended are noted. The others are ended soon after them: without it they
     can save nothing, and one that computes alone would do so until the launcher kills it.
     """
-    stop_sent, done_at, lost_at = False, 0.0, 0.0
+    stop_sent, ended_here, done_at, lost_at = False, False, 0.0, 0.0
     lost: list[int] = []
     while not wait_for_end(process, POLL_S):
         notes = read_notes(folder)
@@ -73,8 +87,9 @@ def watch(process: subprocess.Popen[bytes], folder: Path, events: child.Events, 
         if leader.get("status") in ("done", "stopped"):
             done_at = done_at or time.monotonic()
             if time.monotonic() - done_at > LEAVE_S:
+                ended_here = True
                 child.end_descendants()
-    return lost
+    return LauncherEnd(process.returncode, lost, ended_here)
 
 
 def find_killed(notes: dict[int, JsonObject]) -> list[int]:
@@ -131,19 +146,12 @@ def wait_for_hosts(folder: Path, events: child.Events) -> None:
         events.emit("warning", text=text)
 
 
-@dataclass(frozen=True)
-class LauncherEnd:
-    """How a launcher ended: its exit code, and the ranks that were killed before the others ended."""
-
-    code: int
-    killed: list[int]
-
-
 def raise_for_exit(end: LauncherEnd, folder: Path, size: int, events: child.Events, first: int = LEADER) -> None:
     """Translate the launcher's exit. Raises `Stopped`, or the error of the process that failed first."""
     notes = read_notes(folder)
     leader = notes.get(first, {})
-    if leader.get("status") == "stopped":
+    # Ranks whose launcher is killed save and stop, too: that is no stop of the run, as no one requested it.
+    if leader.get("status") == "stopped" and (events.stop_requested() or not end.is_from_outside()):
         raise child.Stopped(leader["reason"], **leader["fields"])
     if leader.get("status") == "done":
         if end.code != 0:
@@ -160,7 +168,7 @@ def cause(notes: dict[int, JsonObject], folder: Path, size: int, end: LauncherEn
     for note in failures:
         if not note["lost"]:
             return from_fields(note["error"])
-    if end.code < 0 and not end.killed:
+    if end.is_from_outside():
         return TrainyardError(
             f"The launcher of the {size} processes that trained together was ended from outside by "
             f"{signal.Signals(-end.code).name}.",
@@ -206,8 +214,7 @@ def main(arguments: list[str]) -> None:
         os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
         process = start(argv, folder / child.LOG_FILE, reset_signals)
         events.emit("program", argv=argv, program_pid=process.pid)
-        killed = watch(process, folder, events, first)
-        raise_for_exit(LauncherEnd(process.returncode, killed), folder, int(size), events, first)
+        raise_for_exit(watch(process, folder, events, first), folder, int(size), events, first)
 
 
 if __name__ == "__main__":

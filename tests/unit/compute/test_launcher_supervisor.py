@@ -137,14 +137,22 @@ def test_processes_that_ignore_a_stop_are_ended_after_the_grace(crew: Crew) -> N
     assert wait_until_gone(crew.pids())
 
 
-def test_a_launcher_that_is_killed_is_named(crew: Crew) -> None:
+@pytest.mark.parametrize("saved_before", [False, True], ids=["at once", "when its ranks have saved"])
+def test_a_launcher_that_is_killed_is_named(crew: Crew, saved_before: bool) -> None:
+    """Its ranks save and stop when it dies; that must not pass for a stop of the run, however fast they are."""
     killed = list[int]()
 
     def read_desired_state() -> DesiredState:
         if (crew.folder / "at-1").exists() and not killed:
-            (launcher,) = supervisor(crew.folder).children()
+            supervising = supervisor(crew.folder)
+            (launcher,) = supervising.children()
             killed.append(launcher.pid)
+            if saved_before:
+                supervising.suspend()
             launcher.kill()
+            while saved_before and read_notes(crew.folder)[0]["status"] != "stopped":
+                time.sleep(0.02)
+            supervising.resume()
         return DesiredState.RUN
 
     outcome = supervise(build_argv(crew.folder, "stops"), crew.folder, desired_state=read_desired_state)
