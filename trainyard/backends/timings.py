@@ -258,19 +258,35 @@ def find_data_name(job: TrainingJob) -> str:
     return next(iter(job.data_sha256.values()), "")
 
 
-def expect_seconds(job: TrainingJob, settings: Settings) -> float | None:
-    """Return what a plan says now about a job from its start to its result, without the queue."""
+def expect_seconds(job: TrainingJob, settings: Settings, tokens_per_row: float | None = None) -> float | None:
+    """Return what a plan says now about a job from its start to its result, without the queue.
+
+    `tokens_per_row` counts both sides of a pair. None without it, unless a training of the same data was measured: a
+    time for rows of the greatest length would say nothing about this job.
+    """
     from trainyard.data.rows import ROWS_FILE, count_rows  # imports pyarrow
 
+    timings, data = read_timings(make_key(job, settings), settings), find_data_name(job)
+    if tokens_per_row is None and not any(
+        data and timing.data == data and timing.tokens_per_row for timing in timings.measured
+    ):
+        return None
     rows = next((count_rows(Path(folder) / ROWS_FILE) for folder in job.data.values()), None)
     config, path = job.config, Path(job.base) / "config.json"
     shape = ModelShape.from_config(orjson.loads(path.read_bytes())) if path.is_file() else None
     seen = None if rows is None else rows_seen(config, rows - estimate_held_out_rows(config, rows))
     hyper = config.hyperparameters
     steps = hyper.max_steps if seen is None else count_steps(hyper, seen, config.launch.processes)
-    work = Workload(seen, steps, None, frozenset(filter(None, [find_data_name(job)])))
-    timings = replace(read_timings(make_key(job, settings), settings), slowdown=measure_slowdown(find_device(job)))
+    work = Workload(seen, steps, tokens_per_row, frozenset(filter(None, [data])))
+    timings = replace(timings, slowdown=measure_slowdown(find_device(job)))
     return estimate_time(shape, config, work, timings).seconds
+
+
+def count_tokens_per_row(ledger: Event) -> float | None:
+    """Return the mean tokens of the rows of a token account, both sides of a pair together; None without rows."""
+    rows = number((ledger.get("rows") or {}).get("trained"))
+    tokens = (number(ledger.get("trained")) or 0.0) + (number(ledger.get("masked")) or 0.0)
+    return tokens / rows if rows else None
 
 
 class TrainingClock:
@@ -285,7 +301,14 @@ class TrainingClock:
 
     def __call__(self, event: Event) -> None:
         self.watch(event)
+        if event["event"] == "ledger" and self.expected is None and self.source == "run" and not self.draws_answers:
+            self.expected = expect_seconds(self.job, self.settings, count_tokens_per_row(event))
         self.on_event(event)
+
+    @property
+    def draws_answers(self) -> bool:
+        """Whether most tokens are drawn while it trains, so that its rows do not tell them."""
+        return self.job.config.stage.facts.draws_groups
 
     def stop(self, produced: Produced) -> Produced:
         """Keep the measurement for later plans; returns the result with the seconds, and what was expected of them.
@@ -300,7 +323,8 @@ class TrainingClock:
         except (OSError, TrainyardError) as error:
             self.on_event({"event": "warning", "text": f"How long the training took was not kept: {error}"})
         facts = {"seconds": round(ended - self.watch.began, 1)}
-        facts |= {} if self.expected is None else {"expected": round(self.expected, 1)}
+        whole = self.watch.begin.get("restarted_from") is None  # else it took the seconds of its last part alone
+        facts |= {"expected": round(self.expected, 1)} if whole and self.expected is not None else {}
         return produced.model_copy(update={"facts": {**produced.facts, "time": facts}})
 
 

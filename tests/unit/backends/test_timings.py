@@ -12,7 +12,15 @@ import psutil
 import pytest
 
 from tests.small_jobs import Jobs, conversation
-from trainyard.backends.timings import Stopwatch, add_timing, make_key, read_measurement, read_timings, run_probe
+from trainyard.backends.timings import (
+    Stopwatch,
+    TrainingClock,
+    add_timing,
+    make_key,
+    read_measurement,
+    read_timings,
+    run_probe,
+)
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
 from trainyard.compute.monitor import ProcessorTime, read_processor_time
@@ -20,6 +28,7 @@ from trainyard.data.rows import ROWS_FILE, Row, write_rows
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.timing import StepTiming, Timings, estimate_slowdown
+from trainyard.stores.artifacts import Produced
 
 ONE = StepTiming(source="run", time=1.0, max_length=8, rows_per_batch=1, rows_per_step=1, seconds_per_step=0.5)
 
@@ -83,6 +92,37 @@ def test_a_training_that_continued_or_was_short_measures_nothing(jobs: Jobs) -> 
     assert read_measurement(jobs(), make_watch(9.0, 10.0, 11.0), 20.0, "run", "") is None
     continued = make_watch(*map(float, range(9, 20)), restarted_from={"step": 3})
     assert read_measurement(jobs(), continued, 30.0, "run", "") is None
+
+
+LEDGER = {"event": "ledger", "time": 2.0, "trained": 100, "masked": 150, "rows": {"read": 25, "trained": 25}}
+
+
+def clock_after_another_set(jobs: Jobs, here: Settings, **begin: Any) -> tuple[TrainingClock, float | None]:
+    """The clock of a job whose kind was measured on other rows, after its first events; and what it expected before."""
+    job = jobs(backend="native", device="cpu", hyperparameters={"max_length": 2048, "batch_size": 2, "max_steps": 10})
+    size = {"max_length": 2048, "rows_per_batch": 2, "rows_per_step": 2, "tokens_per_row": 10.0}
+    add_timing(make_key(job, here), ONE.model_copy(update={"data": "other rows", "rows": 9, **size}), here)
+    clock = TrainingClock(job, here)
+    before = clock.expected
+    for event in ({"event": "started", "time": 1.0}, LEDGER, {"event": "begin", "time": 3.0, **begin}):
+        clock(event)
+    return clock, before
+
+
+def stop_clock(clock: TrainingClock) -> dict[str, Any]:
+    return clock.stop(Produced(outputs={})).facts["time"]
+
+
+def test_a_training_of_short_rows_is_expected_to_be_short(jobs: Jobs, here: Settings) -> None:
+    """Its rows have 10 tokens, as the measured ones, and may have 2,048: that says nothing of the time."""
+    clock, before = clock_after_another_set(jobs, here)
+    assert before is None
+    assert stop_clock(clock)["expected"] == pytest.approx(10 * 0.5, abs=1.0)
+
+
+def test_nothing_is_expected_of_the_rest_of_a_training(jobs: Jobs, here: Settings) -> None:
+    clock, _ = clock_after_another_set(jobs, here, restarted_from=3)
+    assert "expected" not in stop_clock(clock)
 
 
 def test_an_evaluation_is_no_part_of_a_step(jobs: Jobs) -> None:
