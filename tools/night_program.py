@@ -132,6 +132,7 @@ def world(folder: Path) -> NightDeps:
         trainer=QuickTrainer(versions),
         owner=find_owner(),
         boot_id=boot_id(),
+        check_pulled=lambda _folder, _signature, _source: "",  # the versions of this program are not signed
         base_model="base",
         alone=lambda _run: nullcontext(),
         at=faultpoint,

@@ -21,6 +21,7 @@ from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, window_cha
 from trainyard.serve.inference_server.commands import read_profile
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import ServerProfile, VllmEngine
+from trainyard.serve.signatures import check_pulled
 from trainyard.serve.worker_uploads import upload_version
 from trainyard.settings import Settings
 from trainyard.spec.night import NightConfig, Serving
@@ -85,6 +86,7 @@ def make_night_deps(
         trainer=LocalTrainer(config, settings, unfit=unfit),
         owner=find_owner(),
         boot_id=boot_id(),
+        check_pulled=partial(check_pulled, settings=settings),
         base_model=config.phase2.training.base_model or settings.default_base_model,
         alone=alone,
         at=faultpoint,

@@ -29,7 +29,7 @@ from trainyard.errors import NotDeployed, Reason, Refused, TrainyardError, Unava
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.serve.card import keep_card
 from trainyard.serve.embedded import find_running
-from trainyard.serve.signatures import check_signature, sign_version
+from trainyard.serve.signatures import check_signature, sign_version, verify_version
 from trainyard.serve.targets import merged
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Canary, TargetDeployment
@@ -321,7 +321,13 @@ def try_adapter(request: DeployRequest, settings: Settings) -> dict[str, object]
 def register(
     request: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate, settings: Settings
 ) -> AdapterVersion:
-    """Store the version with what a list shows of it, after it was run. Raises as `try_adapter`."""
+    """Store the version with what a list shows of it, after it was run.
+
+    One that is registered already keeps the signature of its publisher, which is verified before the adapter is run.
+    Raises as `try_adapter` and `verify_version`.
+    """
+    if (registered := registry.find_folder(request.path)) is not None:
+        verify_version(registered, registry, settings)
     run = try_adapter(request, settings)
     facts = {
         **run,
@@ -339,7 +345,7 @@ def register(
     version = registry.register(
         request.tenant, request.role, request.path, kind=candidate.kind, facts=facts, run_key=request.run_key
     )
-    # A version of the same key may be there already.
+    # A version of the same key may be registered already.
     version = version if version.facts.get(RUN) is True else registry.record_run(version, dict(run))
     version = sign_version(version, registry, settings)
     if problem := record_version(version, settings, PUBLISHED, "registered"):

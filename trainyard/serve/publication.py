@@ -164,7 +164,7 @@ class Destination:
     keep_card: Callable[[AdapterVersion], AdapterVersion] = lambda version: version
     """Writes the card of a registered version into its folder."""
     check_signature: Callable[[Path, bytes | None, str], str] = lambda _folder, _bundle, _source: ""
-    """Verifies what was fetched from a source, and returns what is to be said of it. A night leaves that, too."""
+    """Verifies what was fetched from a source, and returns what is to be said of it."""
     try_run: Callable[[Path], TrialRun] = lambda _: TrialRun("it is run when it is deployed")
     """Runs the adapter of a folder once on its base, before it is registered. A night leaves that, too."""
 

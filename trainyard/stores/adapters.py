@@ -275,6 +275,17 @@ class AdapterRegistry:
     def path(self, version: AdapterVersion) -> Path:
         return self._folder(version.tenant, version.role) / f"v{version.version}"
 
+    def find_folder(self, folder: Path) -> AdapterVersion | None:
+        """Return the version whose folder this is; None for every other folder.
+
+        Not found by its files: its card may have been written among them since.
+        """
+        resolved, root = folder.resolve(), self.root.resolve()
+        if not resolved.is_relative_to(root) or not self.files.exists(folder / MANIFEST):
+            return None
+        version = read_manifest(folder / MANIFEST, self.files)
+        return version if self.path(version).resolve() == resolved and not version.deleted else None
+
     def verify(self, version: AdapterVersion) -> AdapterVersion:
         """Return the version after a check of every byte against the manifest. Raises `Corrupt`."""
         files = describe(self.files, self.path(version))
@@ -354,6 +365,8 @@ class AdapterRegistry:
         if not run_key:
             return None
         same = [version for version in self.list(tenant, role) if version.run_key == run_key]
+        if (here := self.find_folder(source)) is not None and here.run_key == run_key:
+            return here
         return next((version for version in same if version.sha256 == files_digest(describe(self.files, source))), None)
 
     def flushed(self, version: AdapterVersion) -> AdapterVersion:

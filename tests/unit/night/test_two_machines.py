@@ -108,7 +108,6 @@ def test_a_marker_of_one_machine_is_trained_by_another_and_served_by_the_first(
 ) -> None:
     pytest.importorskip("google.cloud.storage", reason="needs the gcs extra")
     first, second = tmp_path / "first", tmp_path / "second"
-    SigningKeys(first).trust(SigningKeys(second).own().pem, "trainer")
     corpora = Corpora(tenant_root(Settings(home=first), "acme") / "corpora")
     corpora.add("engineering", "sft", [{"diff": f"+{n}", "message": f"Change {n}"} for n in range(6)])
     polling = config(second, tiny_model)  # mode inline: a worker sees the store's markers all the same
@@ -116,6 +115,9 @@ def test_a_marker_of_one_machine_is_trained_by_another_and_served_by_the_first(
         order = config(first, tiny_model, mode="remote", targets=[target])
         worker = command(second, store, "nightly", "worker", "--config", polling)
         try:
+            stranger = json.loads(command(first, store, "nightly", "run", "--config", order, "--json").communicate()[0])
+            refused = AdapterRegistry(first / "adapters").list()
+            SigningKeys(first).trust(SigningKeys(second).own().pem, "trainer")
             report = read_printed(command(first, store, "nightly", "run", "--config", order, "--json"))
         finally:
             worker.terminate()
@@ -123,9 +125,10 @@ def test_a_marker_of_one_machine_is_trained_by_another_and_served_by_the_first(
         status = read_printed(command(second, store, "nightly", "status", "--config", polling, "--json"))
         body = {"model": NAME, "messages": [{"role": "user", "content": "+1"}], "max_tokens": 4}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    assert (stranger["state"], stranger["phase2"]["failure"]["code"], refused) == ("failed", "E-SIGNATURE", [])
+    assert stranger["phase1"]["done"] > 0
+    assert [training["version"] for training in stranger["phase2"]["trainings"]] == [NAME]
     assert report["state"] == "completed"
-    assert report["phase1"]["done"] > 0
-    assert [training["version"] for training in report["phase2"]["trainings"]] == [NAME]
     assert report["phase2"]["fetched"] == [NAME]
     assert list(status["markers"].values()) == ["completed"]
     fetched, trained = (AdapterRegistry(home / "adapters").show("acme/engineering") for home in (first, second))

@@ -16,15 +16,18 @@ import pytest
 from tests.unit.serve.fitting_adapter import fitting_adapter
 from trainyard.app.context import Context
 from trainyard.errors import Conflict, Corrupt, Denied, InvalidInput, NotFound, TrainyardError
+from trainyard.night.training import reference
 from trainyard.serve.base_sources import find_adapter
+from trainyard.serve.deploy import deploy
 from trainyard.serve.publication import new_version
 from trainyard.serve.signatures import check_signature, sign_version
 from trainyard.serve.trial import TrialRun
 from trainyard.serve.versions.bucket import fetch_published, push_to_store
 from trainyard.serve.versions.promotion import roll_out_version
 from trainyard.settings import Settings, load_settings
+from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.nodes import Target
+from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.stores.adapters import SIGNED, AdapterRegistry, AdapterVersion
 from trainyard.stores.objects.addresses import open_store
 from trainyard.stores.signing.bundles import read_key_id, read_signed_files
@@ -232,6 +235,29 @@ def test_a_private_or_foreign_key_is_not_trusted(home: Home, tmp_path: Path) -> 
             home.run("adapters trust-key", file=tmp_path / "key.pem", name="x")
     with pytest.raises(NotFound, match="cannot be read"):
         home.run("adapters trust-key", file=tmp_path / "none.pem", name="x")
+
+
+def test_a_second_deployment_does_not_sign_what_the_first_refused(home: Home, source: Path, tmp_path: Path) -> None:
+    """A home that registered a version before its publisher's key was revoked deploys it once more, and once more."""
+    other = Home(tmp_path / "other")
+    version = other.register(source)
+    push_to_store(version, other.registry, f"file://{tmp_path / 'store'}", {"README.md": "card"})
+    other.run("adapters keys", out=tmp_path / "other.pem")
+    home.run("adapters trust-key", file=tmp_path / "other.pem", name="lab-two")
+    pulled = pull(home, tmp_path / "store")
+    home.run("adapters revoke-key", key="lab-two", because="its laptop was stolen")
+    adapter = reference(home.registry.path(pulled), Port.ADAPTER)
+    config = DeployerConfig(tenant="acme", role="bot", unevaluated=True, targets=(Target(type=TargetType.REGISTRY),))
+    for attempt in ("first", "second"):
+        with pytest.raises(Denied, match="is revoked"):
+            deploy(
+                config, adapter=adapter, report=None, folder=tmp_path / attempt, settings=home.settings, tenant="acme",
+                run_key=pulled.run_key,
+            )  # fmt: skip
+    (registered,) = home.registry.list()
+    assert registered.facts[SIGNED] == other.keys.own().id
+    assert registered.facts["adapter_run"] is False, "it was not loaded for a run either"
+    assert home.registry.live("acme", "bot").version is None
 
 
 def test_nothing_loads_what_does_not_verify(home: Home, source: Path) -> None:

@@ -81,6 +81,16 @@ def test_the_same_run_key_registers_once(registry: AdapterRegistry, source: Path
     assert registry.register("acme", "bot", other, run_key="run-1").version == 3
 
 
+def test_a_version_is_itself_also_after_its_card_was_written(registry: AdapterRegistry, source: Path) -> None:
+    """A deployment of a registered version, which a crash or a refusal ended, comes again with the version's folder."""
+    first = registry.register("acme", "bot", source, run_key="run-1")
+    (registry.path(first) / "README.md").write_text("A card.")
+    assert registry.register("acme", "bot", registry.path(first), run_key="run-1") == first
+    assert registry.register("acme", "bot", registry.path(first), run_key="run-2").version == 2
+    assert registry.find_folder(registry.path(first)) == first
+    assert registry.find_folder(source) is None
+
+
 def test_eight_racing_processes_get_distinct_numbers(registry: AdapterRegistry, source: Path) -> None:
     code = textwrap.dedent(
         """
