@@ -47,6 +47,8 @@ def prepare(context: NodeContext) -> Make:
         )
         if message := produced.facts.get("kept"):
             context.say(f"{message}. Nothing was switched.", logging.WARNING)
+        for warning in produced.facts["warnings"]:
+            context.say(warning, logging.WARNING)
         return produced
 
     return make

@@ -107,7 +107,7 @@ def deploy(
         refuse(check_files(request, sites[0].candidate, settings))
         refuse(check_sites(sites))
         version = register(request, registry, sites[0].candidate, settings)
-        facts = roll_out(version, sites, registry)
+        facts = roll_out(version, sites, registry, notes=describe_uncompared(version, sites[-1].previous, request))
     write_json_durably(folder / DEPLOYMENT_FILE, facts)
     return Produced(outputs={}, facts=facts)
 
@@ -211,7 +211,23 @@ def summarize(report: Reference | None) -> dict[str, object]:
     lines = {f"{line['name']}/{line['set']}": line for line in value.get("benchmarks") or ()}
     keys = ("metric", "rows", "baseline", "candidate", "improvement")
     benchmarks = {name: {key: line[key] for key in keys} for name, line in lines.items()}
-    return {**{key: value.get(key) for key in ("baseline", "confidence")}, "benchmarks": benchmarks}
+    return {**{key: value.get(key) for key in ("baseline", "live", "confidence")}, "benchmarks": benchmarks}
+
+
+def describe_uncompared(
+    version: AdapterVersion, replaced: AdapterVersion | None, request: DeployRequest
+) -> tuple[str, ...]:
+    """Return a warning for an adapter that was found better than its base, but not than the version it replaces.
+
+    None for a deployment without an evaluation: its chain says that already.
+    """
+    participants = {str(request.report.get("live") or ""), str(request.report.get("baseline") or "").split(" ")[-1]}
+    if replaced is None or not request.report or replaced.name in participants or replaced.sha256 == version.sha256:
+        return ()
+    return (
+        f"{version.name} takes the place of {replaced.name}, with which it was not compared: that needs "
+        "`baseline: both` at the evaluator.",
+    )
 
 
 def open_sites(
@@ -372,9 +388,12 @@ def record_version(version: AdapterVersion, settings: Settings, kind: str, actio
 
 
 def roll_out(
-    version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry
+    version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry, notes: Sequence[str] = ()
 ) -> dict[str, object]:
-    """Load, ask and switch everywhere, or undo everything. The signature is verified before anything is loaded."""
+    """Load, ask and switch everywhere, or undo everything. The signature is verified before anything is loaded.
+
+    `notes` are warnings of the caller, which the facts have with those of the deployment.
+    """
     settings = sites[-1].settings
     unsigned = check_signature(version, registry, settings) if settings is not None else ""
     for site in sites:
@@ -409,7 +428,7 @@ def roll_out(
         "alias": version.alias,
         "previous": sites[-1].previous.name if sites[-1].previous else None,
         "targets": [build_answer(site) for site in sites],
-        "warnings": warnings,
+        "warnings": [*warnings, *notes],
     }
 
 

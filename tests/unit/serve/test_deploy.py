@@ -53,12 +53,20 @@ def make_adapter(folder: Path, config: dict[str, Any] | None = None, **training:
 
 
 def make_report(
-    folder: Path, adapter: Reference, *, better: bool = True, benchmarks: Sequence[Any] = (), **gate_fields: Any
+    folder: Path,
+    adapter: Reference,
+    *,
+    better: bool = True,
+    benchmarks: Sequence[Any] = (),
+    baseline: str = "base",
+    live: str | None = None,
+    **gate_fields: Any,
 ) -> Reference:
     folder.mkdir(parents=True)
     reasons = [] if better else ["heldout_loss/x: improvement -0.1", "forgetting/general: worse"]
     gate = {"better": better, "primary": "heldout_loss/x", "reasons": reasons, "passed": [], **gate_fields}
-    report = {"adapter_sha256": adapter.sha256, "gate": gate, "benchmarks": list(benchmarks)}
+    compared = {"baseline": baseline, "live": live}
+    report = {"adapter_sha256": adapter.sha256, "gate": gate, "benchmarks": list(benchmarks), **compared}
     (folder / "report.json").write_text(json.dumps(report))
     return reference(folder, Port.REPORT)
 
@@ -124,6 +132,31 @@ def test_a_better_adapter_becomes_the_live_version(yard: Yard) -> None:
     assert version.sha256 == yard.adapter.sha256
     assert version.facts["gate"]["better"] is True
     assert json.loads((yard.folder / "out1" / "deployment.json").read_text()) == produced.facts
+
+
+@pytest.mark.parametrize(
+    ("compared", "warned"),
+    [
+        ({"baseline": "base"}, True),
+        ({"baseline": "base", "live": "acme/bot/v1"}, False),
+        ({"baseline": "live adapter acme/bot/v1"}, False),
+        ({"baseline": "base (the live adapter acme/bot/v1 belongs to another base)"}, True),
+        ({"baseline": "base", "live": "acme/bot/v0"}, True),
+    ],
+)
+def test_a_replaced_version_that_was_not_compared_is_named(yard: Yard, compared: dict[str, str], warned: bool) -> None:
+    """What is better than the base may be worse than what it replaces."""
+    notice = "takes the place of acme/bot/v1, with which it was not compared: that needs `baseline: both` at the ev"
+
+    def is_noted(**config: bool) -> bool:
+        return any(notice in warning for warning in yard.deploy(**config).facts["warnings"])
+
+    assert not is_noted(), "nothing is replaced"
+    yard.adapter = make_adapter(yard.folder / "second")
+    yard.report = make_report(yard.folder / "report-2", yard.adapter, **compared)
+    assert is_noted() is warned
+    yard.adapter, yard.report = make_adapter(yard.folder / "third"), None
+    assert not is_noted(unevaluated=True), "its chain says that nothing was compared"
 
 
 def test_an_adapter_that_was_replaced_never_goes_live_again_by_a_run(yard: Yard, embedded: VllmDouble) -> None:

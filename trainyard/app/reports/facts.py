@@ -327,6 +327,7 @@ def describe_deployment(files: RunFiles) -> JsonObject:
         "previous": str(facts.get("previous") or ""),
         "verdict": str(facts.get("verdict") or ""), "reasons": [str(reason) for reason in facts.get("reasons") or ()],
         "targets": [str(target.get("type")) for target in facts.get("targets") or ()],
+        "warnings": [str(warning) for warning in facts.get("warnings") or ()],
     }  # fmt: skip
     if fields["version"]:
         registry = AdapterRegistry(files.context.settings.adapters)
@@ -347,7 +348,8 @@ def answer_replaced(deployment: JsonMapping) -> JsonObject:
         }
     before = deployment["previous"] or "nothing; the role had no live version"
     now = "It is live now." if deployment.get("live") else f"Since then {deployment.get('live_now')} is live."
-    return {"answer": f"{deployment['version']} replaced {before}.", "detail": now}
+    detail = " ".join([now, *deployment["warnings"]])
+    return {"answer": f"{deployment['version']} replaced {before}.", "detail": detail}
 
 
 def describe_cost(files: RunFiles) -> JsonObject:
