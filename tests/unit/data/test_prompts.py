@@ -115,7 +115,7 @@ def test_an_endless_prompt_is_ended_and_leaves_no_process() -> None:
     started = time.monotonic()
     with pytest.raises(InvalidInput, match=r"E-PROMPT: .* it did not finish within 2 s; allowed are 2 s, 256 MiB"):
         Prompter(GenerationTemplate.QA, wordings=1, prompt=ENDLESS).__enter__()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60  # the start of the process that has 2 s counts, too
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
