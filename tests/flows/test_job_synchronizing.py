@@ -209,6 +209,14 @@ def test_the_index_has_the_progress_of_the_trainers(here: Context, synchronizer:
     assert (progress.step, progress.total_steps, progress.loss) == (4, 9, 2.5)
     (training,) = jobs.show_job(jobs.requests.JobInput(job=created.id), here).trainings
     assert (training.node, training.step, training.folder) == ("trainer", 4, str(work))
+    put(created.run_id, Completed())
+    rows = []
+    for _ in range(3):  # the end, and two whole looks at what has ended
+        synchronizer.whole_due = 0.0
+        assert synchronizer.attempt()
+        rows += [job for job in list_jobs(here).jobs if job.id == created.id]
+    assert [row.node for row in rows] == ["trainer"] * 3
+    assert rows[0] == rows[1] == rows[2]
 
 
 def test_the_server_and_a_query_agree_on_what_is_wanted(here: Context) -> None:

@@ -19,14 +19,14 @@ from prefect.client.schemas.objects import FlowRun
 from pydantic import TypeAdapter, ValidationError
 
 from trainyard.app.live.jobs import open_index
-from trainyard.app.live.trainings import add_files
+from trainyard.app.live.trainings import SHOWN, add_files
 from trainyard.app.services import require_api_url
 from trainyard.errors import TrainyardError
 from trainyard.json_types import JsonObject
 from trainyard.prefect_api.listing import PAGE, build_row, is_upcoming
 from trainyard.prefect_api.states import STATES, asker
 from trainyard.settings import Settings
-from trainyard.stores.live.job_ids import JOB_TAG
+from trainyard.stores.live.job_ids import JOB_TAG, WORDS
 from trainyard.stores.live.job_index import ENDED, Row
 
 EVERY_S = 1.0
@@ -36,7 +36,7 @@ RECENT_S = 60.0
 ASK_TIMEOUT_S, PAGE_TIMEOUT_S = 5.0, 30.0
 RUNS = TypeAdapter(list[FlowRun])
 OPEN = [kind.value for kind, (state, _, _) in STATES.items() if state not in ENDED]
-KEPT = ("step", "total_steps", "loss", "trainings", "stage", "method", "backend", "base_model")
+KEPT = (*SHOWN, "trainings", *WORDS)
 """What files add to a row: of a job that has ended they do not change."""
 
 

@@ -5,6 +5,7 @@ import { keepPreviousData, useMutation, useQuery, useQueryClient } from "@tansta
 import { client, dataOf } from "../../api/client";
 import type { Job, JobState } from "../../api/schema";
 import { useEventStream, type StreamState } from "../../api/streams";
+import { formatNumber } from "../../components/format";
 
 export const REFRESH_MS = 3000;
 export const PAGE_SIZE = 50;
@@ -110,6 +111,10 @@ export function useRetry(job: Pick<Job, "id" | "state">, onStarted: (id: string)
 /** `control: `, where the trainer of a job's step and loss is another than the usual one. */
 export const trainerOf = (job: Pick<Job, "node">) => (job.node && job.node !== "trainer" ? `${job.node}: ` : "");
 
-/** `120 of 400`. */
+/** `120 of 4,000`; empty for a job whose trainings were reused. */
 export const stepsOf = (job: Pick<Job, "step" | "total_steps">) =>
-  job.total_steps ? `${job.step} of ${job.total_steps}` : job.step ? String(job.step) : "";
+  job.total_steps
+    ? `${formatNumber(job.step)} of ${formatNumber(job.total_steps)}`
+    : job.step
+      ? formatNumber(job.step)
+      : "";

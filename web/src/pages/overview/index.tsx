@@ -13,7 +13,7 @@ import { Progress, StateBadge } from "../../components/state";
 import { Table } from "../../components/table";
 import { WaitNote } from "../../components/waiting";
 import { Verdict, VerdictOf, useNewestEvaluations } from "../evaluations/verdict";
-import { trainerOf, useJob } from "../jobs/queries";
+import { stepsOf, trainerOf, useJob } from "../jobs/queries";
 import { Checks, isProblem, useDoctor } from "../settings/doctor";
 import { Starts } from "./starts";
 
@@ -137,9 +137,7 @@ function NewestJobs() {
                   cell: (job) => (
                     <>
                       {trainerOf(job)}
-                      {formatNumber(job.step)}
-                      {job.total_steps ? ` of ${formatNumber(job.total_steps)}` : ""}{" "}
-                      <Progress value={job.step} max={job.total_steps} label={`Steps of ${job.name}`} />
+                      {stepsOf(job)} <Progress value={job.step} max={job.total_steps} label={`Steps of ${job.name}`} />
                     </>
                   ),
                 },
