@@ -35,6 +35,29 @@ def build_request(name: str, fields: Mapping[str, object]) -> Any:
         raise FieldError(str(first["loc"][0]), first["msg"]) from error
 
 
+def check_request(name: str, fields: Mapping[str, object], called: str) -> Any:
+    """Return the request of an operation that a program gives by name; `called` is its name there.
+
+    Raises `InvalidInput` (`E-PARAMETER`) for a field that it does not have, or a value that it does not take.
+    """
+    allowed = OPERATIONS[name].request.model_fields
+    takes = f"It takes {', '.join(allowed) or 'nothing'}."
+    try:
+        return build_request(name, fields)
+    except FieldError as error:
+        if error.field not in allowed:
+            from trainyard.spec.load.parse import suggest  # only an error needs it
+
+            raise InvalidInput(
+                f"{called} has no field {error.field!r}.", why=takes,
+                do=suggest(error.field, allowed, "Leave it out."), code="E-PARAMETER",
+            ) from error  # fmt: skip
+        raise InvalidInput(
+            f"{called} does not take this value of {error.field!r}: {error.message}.", why=takes,
+            do="Correct the field.", code="E-PARAMETER",
+        ) from error  # fmt: skip
+
+
 def load_implementation(name: str) -> Any:
     """Return the function that carries an operation out: (request, context) -> response."""
     return load_object(f"trainyard.{OPERATIONS[name].run}")

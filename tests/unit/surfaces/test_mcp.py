@@ -113,7 +113,10 @@ async def test_a_tool_that_is_not_there_and_a_wrong_value_are_errors_with_a_reme
     async with Client(child("--scope", "read")) as client:
         unknown = await client.call_tool("trains_list", {})
         wrong = await client.call_tool("jobs_list", {"limit": 0})
+        misspelt = await client.call_tool("jobs_list", {"limt": 3})
         denied = await client.call_tool("chains_create", {"spec": CHAIN})
+        assert "E-PARAMETER: jobs_list has no field 'limt'" in join_text(misspelt)
+        assert "Did you mean 'limit'?" in join_text(misspelt)
         assert join_text(unknown) == "E-NOT-FOUND: There is no tool 'trains_list'. Do: List the tools."
         assert "E-PARAMETER: jobs_list does not take this value of 'limit'" in join_text(wrong)
         assert "E-SCOPE: chains create needs a token with the scope run" in join_text(denied)

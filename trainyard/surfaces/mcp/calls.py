@@ -30,12 +30,11 @@ from trainyard.app.context import Caller, ConfinedCalls, Context
 from trainyard.app.responses import Blob
 from trainyard.app.tenant_view import hide_error
 from trainyard.compute.events import Event
-from trainyard.errors import Denied, InvalidInput, LimitExceeded, NotFound, TrainyardError
+from trainyard.errors import Denied, LimitExceeded, NotFound, TrainyardError
 from trainyard.json_types import JsonObject
-from trainyard.operations.fields import FieldError
 from trainyard.operations.table import OPERATIONS, Operation, Scope
 from trainyard.settings import Settings
-from trainyard.surfaces.invocation import SCOPES, build_request, execute_operation, refuse_early
+from trainyard.surfaces.invocation import SCOPES, check_request, execute_operation, refuse_early
 from trainyard.tracing import new_traceparent, span, trace_id
 
 NULL = {"type": "null"}
@@ -209,14 +208,7 @@ def perform(tool: str, arguments: JsonObject, context: Context) -> BaseModel:
             f"{name} runs until it is stopped, and a call of a tool ends.",
             do=f"Run `trainyard {name}` in a terminal.", code="E-LOCAL",
         )  # fmt: skip
-    try:
-        request = build_request(name, arguments)
-    except FieldError as error:
-        allowed = ", ".join(model.model_fields) or "nothing"
-        raise InvalidInput(
-            f"{tool} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {allowed}.",
-            do="Correct the field.", code="E-PARAMETER",
-        ) from error  # fmt: skip
+    request = check_request(name, arguments, tool)
     result: BaseModel = execute_operation(name, request, context)
     return result
 

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.app.context import Context
 from trainyard.callbacks import ignore
-from trainyard.errors import InvalidInput
 from trainyard.inherited import keep_files_private
-from trainyard.operations.fields import FieldError
 from trainyard.operations.table import OPERATIONS, group_lines
 from trainyard.settings import settings
-from trainyard.surfaces.invocation import build_request, execute_operation
+from trainyard.surfaces.invocation import check_request, execute_operation
 from trainyard.surfaces.sdk.live_output import open_live
 
 if TYPE_CHECKING:
@@ -101,24 +99,13 @@ def run_locally(name: str, fields: Mapping[str, Any]) -> Any:
     Raises `InvalidInput` (`E-PARAMETER`) for a field that the operation does not take, and the operation's errors.
     """
     keep_files_private()
-    request = check_request(name, fields)
+    request = check_request(name, fields, name)
     live = open_live(name, fields)
     context = Context(settings(), say=ignore, on_progress=live.note_event if live else ignore)
     result = execute_operation(name, request, context)
     if live:
         live.end(result)
     return result
-
-
-def check_request(name: str, fields: Mapping[str, object]) -> Any:
-    try:
-        return build_request(name, fields)
-    except FieldError as error:
-        allowed = ", ".join(OPERATIONS[name].request.model_fields) or "nothing"
-        raise InvalidInput(
-            f"{name} does not take this value of {error.field!r}: {error.message}.", why=f"It takes {allowed}.",
-            do="Correct the field.", code="E-PARAMETER",
-        ) from error  # fmt: skip
 
 
 here = Surface(run_locally)

@@ -33,9 +33,8 @@ from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.operations.table import OPERATIONS, Scope, find_route
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import NO_TRAINER_DETAIL, JobState
-from trainyard.surfaces.invocation import load_implementation
+from trainyard.surfaces.invocation import check_request, load_implementation
 from trainyard.surfaces.sdk.events import EVENTS_TYPE, NextLine, is_event_stream, media_type, next_event
-from trainyard.surfaces.sdk.surface import check_request
 
 TRIES = 4
 RETRIED = (429, 502, 503, 504)
@@ -95,7 +94,7 @@ def conversation(name: str, fields: JsonMapping, note: Callable[[Any], None] = i
 
 
 def ask(name: str, fields: JsonMapping) -> Talk:
-    response = yield from send(build_exchange(name, check_request(name, dict(fields))))
+    response = yield from send(build_exchange(name, check_request(name, dict(fields), name)))
     return parse_response(name, response)
 
 

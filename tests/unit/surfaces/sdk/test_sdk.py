@@ -157,6 +157,10 @@ def test_what_is_not_there_or_not_taken_is_said() -> None:
         here.adapters()  # type: ignore[operator]
     with pytest.raises(InvalidInput, match=r"E-PARAMETER: jobs list does not take this value of 'limit'"):
         here.jobs.list(limit=0)
+    with pytest.raises(InvalidInput, match=r"E-PARAMETER: jobs list has no field 'limt'.*Do: Did you mean 'limit'\?"):
+        here.jobs.list(limt=3)
+    with pytest.raises(InvalidInput, match=r"E-PARAMETER: templates has no field 'verbosity'.*Do: Leave it out\."):
+        here.templates(verbosity=3)
 
 
 def line_of_all() -> Chain:
