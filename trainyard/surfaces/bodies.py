@@ -271,7 +271,12 @@ def read_query(model: type[BaseModel], query: QueryParams, path: JsonMapping, bo
             texts.setdefault(inner[1], {})[inner[2]] = values[0]
             continue
         field = model.model_fields.get(name)
-        if name in path or field is None:
+        if field is None:
+            from trainyard.spec.load.parse import suggest  # only an error needs it
+
+            do = suggest(name, model.model_fields, "Leave it out.")
+            raise unknown_fields([name], "in the query, which has no field of that name", do)
+        if name in path:
             raise unknown_fields([name], "in the query", "Leave it out.")
         if is_repeatable(field.annotation):
             texts[name] = values

@@ -193,7 +193,13 @@ def test_a_bad_body_is_a_problem(app: FastAPI, options: dict[str, Any], status: 
 
 @pytest.mark.parametrize(
     ("query", "text"),
-    [("limit=many", "limit"), ("limit=1&limit=2", "twice"), ("nothing=1", "Leave it out"), ("limit=0", "limit")],
+    [
+        ("limit=many", "limit"),
+        ("limit=1&limit=2", "twice"),
+        ("nothing=1", "Leave it out"),
+        ("limit=0", "limit"),
+        ("limt=1", "Did you mean 'limit'?"),
+    ],
 )
 def test_a_bad_query_is_a_problem(app: FastAPI, query: str, text: str) -> None:
     answer = ask(app, "GET", f"/api/v1/jobs?{query}")
