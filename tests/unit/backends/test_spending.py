@@ -154,6 +154,49 @@ def test_a_month_gets_what_is_spent_in_it(jobs: Jobs, tmp_path: Path) -> None:
     assert months["2026-12"] > 0
 
 
+def test_energy_and_seconds_belong_to_the_month_in_which_they_were_used(jobs: Jobs, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, price_per_hour=Decimal(36))
+    clock, gpu = Clock(datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp()), SimulatedGpu()
+    meter = build_meter(jobs, settings, clock, SimulatedNvml([gpu]), devices=(0,))
+    for _ in range(4):
+        clock.now += 5
+        gpu.millijoules += 3_600_000_000
+        meter.desired_state()
+    entries = SpendingStore(settings.spending).list_run("a-run")
+    assert [(entry.month, entry.energy_kwh, entry.seconds) for entry in entries] == [
+        ("2026-11", 1.0, 5.0), ("2026-12", 3.0, 15.0),
+    ]  # fmt: skip
+    cost = SpendingStore(settings.spending).find_cost("a-run")
+    assert cost is not None
+    assert cost.energy_kwh == 4.0
+
+
+def test_a_statement_replaces_what_was_metered_in_every_month(jobs: Jobs, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, price_per_hour=Decimal(36))
+    clock = Clock(datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp())
+    meter = build_meter(jobs, settings, clock)
+    for _ in range(4):
+        clock.now += 5
+        meter.desired_state()
+    meter.on_event({"event": "cost", "amount_usd": "0.5", "source": "provider"})
+    meter.write()
+    cost = SpendingStore(settings.spending).find_cost("a-run")
+    assert cost is not None
+    assert cost.usd == Decimal("0.5")
+
+
+def test_tokens_that_a_service_bills_have_a_price(jobs: Jobs, tmp_path: Path) -> None:
+    listed = {"usd": "3", "per": "million_tokens", "source": "price list", "date": "2026-11-01"}
+    settings = Settings(home=tmp_path, prices={"trl": listed})
+    meter = build_meter(jobs, settings, Clock())
+    meter.on_event({"event": "progress", "step": 4})
+    meter.on_event({"event": "usage", "tokens": 1_500_000, "source": "provider", "job": "ftjob-1"})
+    meter.write()
+    cost = SpendingStore(settings.spending).find_cost("a-run")
+    assert cost is not None
+    assert cost.usd == Decimal("4.5")
+
+
 def test_tokens_and_steps_have_their_own_price(jobs: Jobs, tmp_path: Path) -> None:
     listed = {"usd": "8", "per": "million_tokens", "source": "price list", "date": "2026-11-01"}
     settings = Settings(home=tmp_path, prices={"trl": listed})
