@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 
 from trainyard.anchor_settings import WitnessAnchor
@@ -19,6 +20,7 @@ from trainyard.stores.ledger.merkle import prove_consistency
 from trainyard.stores.ledger.notes import Note, PublicKey, hash_origin, parse_checkpoint, parse_note, parse_vkey
 
 SIZE_TYPE = "text/x.tlog.size"
+SIZE = re.compile(rb"[0-9]{1,18}")
 NOT_FOUND = (404, 405)
 OK, CONFLICT, ANOTHER_HISTORY = 200, 409, 422
 
@@ -49,7 +51,8 @@ def place_at_witness(setting: WitnessAnchor, head: Head, records: Sequence[Ancho
     key = parse_vkey(setting.key)
     old = max((record.size for record in records), default=0)
     status, kind, body = request_witness(setting, "POST", "add-checkpoint", write_request(head, min(old, head.size)))
-    if status == CONFLICT and kind.partition(";")[0].strip() == SIZE_TYPE and body.strip().isdigit():
+    is_size = kind.partition(";")[0].strip() == SIZE_TYPE and SIZE.fullmatch(body.strip())
+    if status == CONFLICT and is_size:
         old = int(body)
         if old > head.size:
             raise Corrupt(
