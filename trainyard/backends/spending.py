@@ -67,6 +67,8 @@ class SpendingLimit:
     setting: str
     """The setting that raises it; of a chain, its own `max_spend`."""
     others: Decimal = ZERO
+    is_monthly: bool = False
+    """Whether it is about all runs of a month."""
 
     @property
     def do(self) -> str:
@@ -97,11 +99,12 @@ def list_limits(
     if settings.max_spend_per_month is not None:
         name = f"max_spend_per_month in {month}"
         limits.append(SpendingLimit(settings.max_spend_per_month, name, "max_spend_per_month in trainyard.toml",
-                                    sum_usd(entries)))  # fmt: skip
+                                    sum_usd(entries), is_monthly=True))  # fmt: skip
     if of_tenant is not None:
         name = f"max_spend_of_tenants.{tenant} in {month}"
         limits.append(SpendingLimit(of_tenant, name, f"max_spend_of_tenants.{tenant} in trainyard.toml",
-                                    sum_usd(entry for entry in entries if entry.tenant == tenant)))  # fmt: skip
+                                    sum_usd(entry for entry in entries if entry.tenant == tenant),
+                                    is_monthly=True))  # fmt: skip
     return limits
 
 
