@@ -337,7 +337,7 @@ def require_budget(key: str, limits: RentalLimits, settings: Settings) -> None:
     for limit in list_limits(settings, f"rental-{key}", None, datetime.now(UTC)):
         left = limit.left() - (promised if limit.is_monthly else ZERO)
         if limits.max_spend > left:
-            open_rentals = f" beside {len(others)} open rentals" if promised and limit.is_monthly else ""
+            open_rentals = f" next to {len(others)} open rentals" if promised and limit.is_monthly else ""
             raise LimitExceeded(
                 f"The rental may spend {format_usd(limits.max_spend)}, and {limit.name} leaves "
                 f"{format_usd(max(ZERO, left))}{open_rentals}.",

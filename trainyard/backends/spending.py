@@ -81,6 +81,11 @@ class SpendingLimit:
         return self.usd - self.others
 
 
+def name_spending(job: TrainingJob) -> tuple[str, str]:
+    """Return the run and the node under which the cost of a training is stored."""
+    return job.run or job.work_name, job.node or "training"
+
+
 def list_limits(
     settings: Settings, run: str, max_spend: Decimal | None, when: datetime, without: str = ""
 ) -> list[SpendingLimit]:
@@ -134,8 +139,7 @@ class SpendingMeter:
         self.energy = EnergyMeter(devices, self.clock, self.find_nvml)
         self.written = 0.0
         self.store = SpendingStore(self.settings.spending)
-        self.run = self.job.run or self.job.work_name
-        node = self.job.node or "training"
+        self.run, node = name_spending(self.job)
         self.name = f"{node}-{int(self.now() * 1000)}"
         self.statement_name = f"{node}-statement"
         self.limits: list[SpendingLimit] = []
@@ -244,7 +248,7 @@ class SpendingMeter:
                 energy_kwh=energy_kwh,
                 month=month,
                 run=self.run,
-                node=self.job.node or "training",
+                node=name_spending(self.job)[1],
                 name=name,
                 tenant=self.settings.tenant,
                 seconds=max(0.0, round(seconds, 3)),

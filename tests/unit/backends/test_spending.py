@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.small_jobs import Jobs
+from trainyard.backends.ledger_entry import describe_training
 from trainyard.backends.spending import SpendingMeter, find_price, list_limits
 from trainyard.compute.energy import keep_energy, read_energy
 from trainyard.compute.supervise import DesiredState
@@ -212,3 +213,27 @@ def test_tokens_and_steps_have_their_own_price(jobs: Jobs, tmp_path: Path) -> No
 
 def test_a_service_has_no_price_of_this_machine(tmp_path: Path) -> None:
     assert find_price(BackendName.TINKER, Settings(home=tmp_path, price_per_hour=Decimal(2))) is None
+
+
+@pytest.mark.parametrize("unit", ["hour", "step"])
+def test_the_ledger_has_the_cost_that_was_spent(jobs: Jobs, tmp_path: Path, unit: str) -> None:
+    """The price of a backend, and all starts of the training."""
+    listed = {"usd": "36", "per": unit, "source": "price list", "date": "2026-11-01"}
+    settings, clock = Settings(home=tmp_path, price_per_hour=Decimal(1), prices={"trl": listed}), Clock()
+    for _ in range(2):
+        meter = build_meter(jobs, settings, clock)
+        meter.on_event({"event": "progress", "step": 1})
+        clock.now += 10
+        meter.write()
+    write_spent(settings, "5", run="a-run", node="another")
+    entry = describe_training(meter.job, {}, settings, started=START, seconds=10.0)
+    usd, source = {"hour": ("0.200000", "price list"), "step": ("72.000000", "per step: price list")}[unit]
+    assert (entry["cost"]["amount"], entry["gpu_price_per_hour"]["source"]) == (usd, source)
+
+
+def test_a_training_is_described_without_a_key_that_can_be_read(jobs: Jobs, tmp_path: Path) -> None:
+    """What is trained is not lost because its ledger cannot be written."""
+    (tmp_path / "access").mkdir()
+    (tmp_path / "access" / "ledger.key").write_text("damaged")
+    entry = describe_training(jobs(), {}, Settings(home=tmp_path), started=START, seconds=10.0)
+    assert (entry["sender_address"], entry["cost"]) == ("owner", None)

@@ -110,7 +110,7 @@ def test_open_rentals_count_against_the_limit_of_a_month(tmp_path: Path, monkeyp
         context = Context(Settings(home=tmp_path, prime_url=url, max_spend_per_month=Decimal("1.5")))
         request = RentInput(gpu="h100", hours=0.5, max_price=Decimal(2), max_spend=Decimal(1))
         assert rent_machine(request, context).state is RentalState.ACTIVE
-        with pytest.raises(LimitExceeded, match=r"leaves 0.50 USD beside 1 open rentals"):
+        with pytest.raises(LimitExceeded, match=r"leaves 0.50 USD next to 1 open rentals"):
             rent_machine(request, context)
         assert account.creates == 1
 
