@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.small_jobs import Jobs
+from trainyard.backends.cloud.contract import Provider, ProviderState, RemoteJob
+from trainyard.backends.cloud.journal import JOURNAL_FILE
+from trainyard.backends.cloud.submission import Submission
 from trainyard.backends.ledger_entry import describe_training
 from trainyard.backends.spending import SpendingMeter, find_price, list_limits
+from trainyard.compute.child import EVENTS_FILE, Events
 from trainyard.compute.energy import keep_energy, read_energy
+from trainyard.compute.events import read_events
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import LimitExceeded
 from trainyard.settings import Settings
@@ -237,3 +243,16 @@ def test_a_training_is_described_without_a_key_that_can_be_read(jobs: Jobs, tmp_
     (tmp_path / "access" / "ledger.key").write_text("damaged")
     entry = describe_training(jobs(), {}, Settings(home=tmp_path), started=START, seconds=10.0)
     assert (entry["sender_address"], entry["cost"]) == ("owner", None)
+
+
+def test_a_provider_states_all_attempts_also_after_a_kill(tmp_path: Path) -> None:
+    """The event of the first attempt is in the log, and its process ended right after it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for job, stated in (("a", 0.25), ("b", 1.75)):
+        events = Events(folder / EVENTS_FILE)
+        submission = Submission(cast(Provider, None), "training", folder, events.emit)
+        submission.charge(RemoteJob(job, ProviderState.FAILED, "failed", cost_usd=0.25 if job == "a" else 1.5))
+        (*_, last) = read_events(folder / EVENTS_FILE)
+        assert (last["job"], last["amount_usd"]) == (job, stated)
+        (folder / JOURNAL_FILE).unlink(missing_ok=True)

@@ -381,7 +381,13 @@ def witness(request: requests.LedgerWitnessInput, context: Context) -> Cosigned:
     if source.is_file():
         return keep_cosigned(source, context)
     other = Ledger(source, source / "no-key")
-    head = other.head()
+    try:
+        head = other.head()
+    except NotFound:
+        raise NotFound(
+            f"There is no ledger in {source}.", why="It has no file `checkpoint`.",
+            do="Name the folder `ledger` of the other home, or a cosigned checkpoint of this one.",
+        ) from None  # fmt: skip
     result = verify_ledger(other)
     if result.problems:
         raise Corrupt(

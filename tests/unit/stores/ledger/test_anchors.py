@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from trainyard.operations import ledger as requests
 from trainyard.settings import Settings
 from trainyard.stores.ledger.anchors.keeping import anchor_ledger, list_due
 from trainyard.stores.ledger.log import Ledger
+from trainyard.stores.ledger.notes import COSIGNATURE, SigningKey
 from trainyard.testing.anchor_servers import EvmChain, evm_chain, make_authority, timestamp_authority, witness_of
 
 PASSWORD = "canary-0123456789abcdef"
@@ -322,3 +326,57 @@ def test_an_anchor_is_due_after_the_clock_was_set_back(tmp_path: Path) -> None:
     anchor_ledger(ledger, anchors, now=lambda: now + year_s)
     append(home, "b")
     assert list_due(ledger, anchors, "hour", now) == ["away"]
+
+
+@pytest.mark.parametrize("kind", ["witness", "timestamp"])
+@pytest.mark.parametrize("fault", ["endless", "slow", "size"])
+def test_a_hostile_answer_hinders_no_other_anchor(
+    kind: str, fault: str, tmp_path: Path, authority: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.stores.ledger.anchors.contract.REQUEST_S", 1.0)
+    home = tmp_path / "home"
+    ledger = append(home, "a")
+    (tmp_path / "mount").mkdir()
+    key = SigningKey("witness.example.com", bytes(32), COSIGNATURE).public.vkey
+    with serving_faults(fault) as url:
+        setting = {"url": url, "kind": kind, **({"key": key} if kind == "witness" else {"roots": authority[1]})}
+        context = context_of(home, bad=setting, office={"kind": "folder", "folder": tmp_path / "mount"})
+        started = time.monotonic()
+        bad, office = anchor_all(context).anchors
+    assert (bool(bad.problem), office.is_new, time.monotonic() - started < 10) == (True, True, True)
+    assert ledger.head().size == 4
+
+
+@contextmanager
+def serving_faults(fault: str) -> Iterator[str]:
+    """Answer without end, in drops, or with a size that is not one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Write nothing."""
+
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(409 if fault == "size" else 200)
+            self.send_header("content-type", "text/x.tlog.size")
+            self.end_headers()
+            with suppress(OSError):
+                if fault == "size":
+                    self.wfile.write(b"9" * 5000)
+                for _ in range(4000 if fault == "endless" else 40 if fault == "slow" else 0):
+                    self.wfile.write(b"x" * (1 << 16) if fault == "endless" else b"x")
+                    time.sleep(0.3 if fault == "slow" else 0)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

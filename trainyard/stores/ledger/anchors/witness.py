@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from trainyard.anchor_settings import WitnessAnchor
 from trainyard.errors import Corrupt
 from trainyard.stores.ledger.anchors.contract import (
-    REQUEST_S,
     AnchorRecord,
     PlacedCheckpoint,
     SeenCheckpoint,
     build_unreachable,
+    request_anchor,
 )
 from trainyard.stores.ledger.log import CHECKPOINT, Head
 from trainyard.stores.ledger.merkle import prove_consistency
@@ -38,11 +38,10 @@ def request_witness(setting: WitnessAnchor, method: str, path: str, body: bytes 
     import httpx  # half a second, and only requests need it
 
     try:
-        url = f"{setting.url.rstrip('/')}/{path}"
-        reply = httpx.request(method, url, content=body, timeout=REQUEST_S, follow_redirects=False)
+        answer = request_anchor(method, f"{setting.url.rstrip('/')}/{path}", body)
     except httpx.HTTPError as error:
         raise build_unreachable("The witness does not answer.", type(error).__name__) from error
-    return reply.status_code, reply.headers.get("content-type", ""), reply.content[: 64 << 10]
+    return answer.status, answer.kind, answer.body
 
 
 def place_at_witness(setting: WitnessAnchor, head: Head, records: Sequence[AnchorRecord]) -> PlacedCheckpoint:
