@@ -140,8 +140,8 @@ class HfJobs:
         state = STATES.get(word, ProviderState.UNKNOWN)
         spec = json.loads((job.environment or {}).get("TRAINYARD_SPEC", "{}"))
         seconds = job.durations.running_secs if job.durations is not None else None
-        price = self.price_of(str(job.flavor)) if state.over and seconds is not None else None
-        cost = None if price is None else seconds / 60 * price
+        price = self.price_of(str(job.flavor)) if state.over else None
+        cost = None if price is None or seconds is None else seconds / 60 * price
         return RemoteJob(
             job.id, state, word, message=job.status.message or "", model=spec.get("result", ""), cost_usd=cost
         )
