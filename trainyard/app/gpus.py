@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from uuid import uuid4
 
 import psutil
@@ -288,8 +289,9 @@ def rent_machine(request: RentInput, context: Context) -> RentalView:
     require_effect(service, settings)
     require_way_back(service, settings)
     with open_renter(service, settings, context.say) as renter:
-        require_budget(key, limits, settings)
-        rental = renter.rent(key, build_query(request), limits, request.hours)
+        rental = renter.rent(
+            key, build_query(request), limits, request.hours, partial(require_budget, key, limits, settings)
+        )
         if request.attach:
             with renter.attach(rental):
                 if service == "prime":
@@ -326,24 +328,31 @@ def resolve_limits(request: RentInput, settings: Settings) -> RentalLimits:
 
 
 def require_budget(key: str, limits: RentalLimits, settings: Settings) -> None:
-    """Raise `LimitExceeded` (`E-SPEND`) where a month's limit leaves less than the rental may spend."""
+    """Raise `LimitExceeded` (`E-SPEND`) where a month's limit leaves less than the rental may spend.
+
+    What the other rentals may still spend is not left.
+    """
+    others = [rental for rental in RentalStore(settings.rentals).list() if rental.is_open and rental.key != key]
+    promised = sum((max(ZERO, rental.limits.max_spend - rental.usd) for rental in others), ZERO)
     for limit in list_limits(settings, f"rental-{key}", None, datetime.now(UTC)):
-        if limits.max_spend > limit.left():
+        left = limit.left() - (promised if limit.is_monthly else ZERO)
+        if limits.max_spend > left:
+            open_rentals = f" next to {len(others)} open rentals" if promised and limit.is_monthly else ""
             raise LimitExceeded(
                 f"The rental may spend {format_usd(limits.max_spend)}, and {limit.name} leaves "
-                f"{format_usd(max(ZERO, limit.left()))}.",
+                f"{format_usd(max(ZERO, left))}{open_rentals}.",
                 do=f"Lower max_spend, or raise {limit.setting}.", code="E-SPEND",
             )  # fmt: skip
 
 
 def list_rentals(request: Nothing, context: Context) -> RentalList:
     """Look at every open rental, and return all."""
-    store = RentalStore(context.settings.rentals)
-    problems, failure = reap_all(store.list(), context.settings, context.say)
+    store, unreadable = RentalStore(context.settings.rentals), list[str]()
+    problems, failure = reap_all(store.list(unreadable.append), context.settings, context.say)
     if failure is not None:
         raise failure
     rentals = tuple(show_rental(rental, context.settings, context.say) for rental in store.list())
-    return RentalList(rentals=rentals, problems=tuple(problems))
+    return RentalList(rentals=rentals, problems=tuple(dict.fromkeys([*problems, *unreadable])))
 
 
 def release_machine(request: ReleaseInput, context: Context) -> RentalView:
@@ -412,7 +421,7 @@ def release_due(settings: Settings, say: Callable[[str], None]) -> None:
     """
     store = RentalStore(settings.rentals)
     now = time.time()
-    rentals = [rental for rental in store.list() if rental.is_open or abs(now - rental.checked) < STRAY_S]
+    rentals = [rental for rental in store.list(say) if rental.is_open or abs(now - rental.checked) < STRAY_S]
     if not rentals or all(abs(now - max(rental.checked, rental.created)) < LOOK_EVERY_S for rental in rentals):
         return
     problems, _ = reap_all(rentals, settings, say)

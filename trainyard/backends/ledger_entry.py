@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.machine import processor_name
 from trainyard.backends.oom import read_shape
+from trainyard.backends.spending import name_spending
 from trainyard.compute.gpus import read_gpus
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.settings import Settings
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.chain import digest
-from trainyard.spec.money import round_usd
+from trainyard.spec.money import PriceUnit, add_costs
 from trainyard.stores.ledger.log import Ledger
+from trainyard.stores.spending import SpendingStore
 
 FLOPS_OF_FULL, FLOPS_OF_ADAPTER = 6, 4
 """Per parameter and token: forward 2, gradients of the activations 2, of the weights 2, which an adapter has not
@@ -48,8 +49,6 @@ def describe_training(
     """Return the nine fields of a training, and what else an auditor needs; `record` is its `training.json`."""
     device, price = describe_device(job), describe_price(job, settings)
     trained_tokens = int((record.get("tokens") or {}).get("trained") or 0)
-    rate = settings.price_per_hour if "amount" in price else None
-    devices = max(1, len(job.devices))
     versions = {"trainyard": version("trainyard"), **(record.get("versions") or {})}
     return {
         "predicate_type": PREDICATE_TYPE,
@@ -73,12 +72,7 @@ def describe_training(
         "final_loss": record.get("final_loss"),
         "flops": estimate_flops(job, trained_tokens),
         "energy_j": record.get("energy_j"),
-        "cost": None
-        if rate is None
-        else {
-            "amount": str(round_usd(rate * devices * Decimal(seconds) / 3600)),
-            "currency": "USD",
-        },
+        "cost": describe_cost(job, settings),
         "earlier_weights": list(job.parents),
     }
 
@@ -128,9 +122,20 @@ def describe_price(job: TrainingJob, settings: Settings) -> JsonObject:
     """Return the price of a device for an hour, its currency and where it is from."""
     if job.config.backend.facts.remote:
         return {"source": f"billed by {job.config.backend.value}"}
-    if settings.price_per_hour is None:
+    listed = settings.prices.get(job.config.backend.value)
+    if listed is not None and listed.per != PriceUnit.HOUR:
+        return {"source": f"per {listed.per.replace('_', ' ')}: {listed.source}"}
+    price = settings.price_per_hour if listed is None else listed.usd
+    if price is None:
         return dict(NO_PRICE)
-    return {"amount": str(settings.price_per_hour), "currency": "USD", "source": "price_per_hour"}
+    return {"amount": str(price), "currency": "USD", "source": "price_per_hour" if listed is None else listed.source}
+
+
+def describe_cost(job: TrainingJob, settings: Settings) -> JsonObject | None:
+    """Return what all starts of a training have cost, as its run's spending has it; None where no price is known."""
+    run, node = name_spending(job)
+    cost = add_costs(entry for entry in SpendingStore(settings.spending).list_run(run) if entry.node == node)
+    return None if cost is None else {"amount": str(cost.usd), "currency": cost.currency, "source": cost.source}
 
 
 def describe_model(job: TrainingJob) -> JsonObject:
@@ -175,7 +180,7 @@ def estimate_flops(job: TrainingJob, tokens: int) -> int | None:
 
 def sender_address(settings: Settings) -> str:
     """Return the fingerprint of this home's key: the address of callers without a token."""
-    key = Ledger.at_home(settings.home).private_key()
+    key = Ledger.at_home(settings.home).sound_private_key()
     return f"ed25519:{key.public.fingerprint}" if key else "owner"
 
 

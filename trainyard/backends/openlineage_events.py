@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
 
 from trainyard.settings import Settings
 
@@ -73,6 +74,12 @@ def open_transport(target: str) -> Transport:
     return FileTransport(FileConfig(log_file_path=target, append=True))
 
 
+def hide_login(target: str) -> str:
+    """Return the address of a catalog without what opens it; the path of a file as it is."""
+    parts = urlsplit(target)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
 def emit_step(step: LineageStep, settings: Settings) -> str:
     """Send the events of a step where the settings say; return why it could not be done, else empty."""
     if not settings.openlineage:
@@ -84,5 +91,6 @@ def emit_step(step: LineageStep, settings: Settings) -> str:
     except ImportError as error:
         return f"No OpenLineage event was sent: {error}. Install the extra: pip install 'trainyard[openlineage]'."
     except Exception as error:  # of any client of the catalog: the step itself is done
-        return f"No OpenLineage event was sent to {settings.openlineage}: {type(error).__name__}: {error}"[:500]
+        where = hide_login(settings.openlineage)
+        return f"No OpenLineage event was sent to {where}: {type(error).__name__}."[:500]
     return ""

@@ -1,7 +1,7 @@
 """Cost of a training while it runs: metered, stored every few seconds, and stopped at the limits.
 
     device      hours × price × devices, and the energy of its GPUs where the driver measures it
-    service     the newest `cost` event of the training, else its tokens or steps × price
+    service     the newest `cost` event of the training, else the tokens of its `usage` events, or its steps, × price
 
 A limit that is reached is a request to stop like a pause: the training saves at its next safe point, and the reason is
 in the run's log. Only saving is paid for after that.
@@ -35,6 +35,8 @@ from trainyard.stores.spending import SpendingEntry, SpendingStore, sum_usd
 
 COST_EVENT = "cost"
 """Event of a service with what it charges: {amount_usd, source}; the last one counts."""
+USAGE_EVENT = "usage"
+"""Event of a service with the tokens that it bills for one of its jobs: {tokens, job}."""
 OF_CHAIN = "max_spend of the chain"
 METER_S = 2.0
 """Seconds between two readings of power and of what other trainings have spent."""
@@ -65,6 +67,8 @@ class SpendingLimit:
     setting: str
     """The setting that raises it; of a chain, its own `max_spend`."""
     others: Decimal = ZERO
+    is_monthly: bool = False
+    """Whether it is about all runs of a month."""
 
     @property
     def do(self) -> str:
@@ -75,6 +79,11 @@ class SpendingLimit:
 
     def left(self) -> Decimal:
         return self.usd - self.others
+
+
+def name_spending(job: TrainingJob) -> tuple[str, str]:
+    """Return the run and the node under which the cost of a training is stored."""
+    return job.run or job.work_name, job.node or "training"
 
 
 def list_limits(
@@ -95,11 +104,12 @@ def list_limits(
     if settings.max_spend_per_month is not None:
         name = f"max_spend_per_month in {month}"
         limits.append(SpendingLimit(settings.max_spend_per_month, name, "max_spend_per_month in trainyard.toml",
-                                    sum_usd(entries)))  # fmt: skip
+                                    sum_usd(entries), is_monthly=True))  # fmt: skip
     if of_tenant is not None:
         name = f"max_spend_of_tenants.{tenant} in {month}"
         limits.append(SpendingLimit(of_tenant, name, f"max_spend_of_tenants.{tenant} in trainyard.toml",
-                                    sum_usd(entry for entry in entries if entry.tenant == tenant)))  # fmt: skip
+                                    sum_usd(entry for entry in entries if entry.tenant == tenant),
+                                    is_monthly=True))  # fmt: skip
     return limits
 
 
@@ -117,7 +127,7 @@ class SpendingMeter:
     started: float = 0.0
     find_nvml: Callable[[], Any] = import_nvml
     counted: dict[str, float] = field(default_factory=dict)
-    """First and last step, and tokens, of this start."""
+    """First and last step, tokens, and tokens that a service bills, of this start."""
     statement: Event | None = None
     """The newest `cost` event."""
     reached: SpendingLimit | None = None
@@ -129,8 +139,7 @@ class SpendingMeter:
         self.energy = EnergyMeter(devices, self.clock, self.find_nvml)
         self.written = 0.0
         self.store = SpendingStore(self.settings.spending)
-        self.run = self.job.run or self.job.work_name
-        node = self.job.node or "training"
+        self.run, node = name_spending(self.job)
         self.name = f"{node}-{int(self.now() * 1000)}"
         self.statement_name = f"{node}-statement"
         self.limits: list[SpendingLimit] = []
@@ -160,8 +169,10 @@ class SpendingMeter:
     def on_event(self, event: Event) -> None:
         if event["event"] == COST_EVENT:
             if self.statement is None:
-                self.write(withdrawn=True)
+                self.withdraw()
             self.statement = event
+        elif event["event"] == USAGE_EVENT:
+            self.counted["billed"] = self.counted.get("billed", 0.0) + (number(event.get("tokens")) or 0.0)
         elif event["event"] == "progress" and (step := number(event.get("step"))) is not None:
             self.counted.setdefault("first", step)
             self.counted["last"] = step
@@ -198,7 +209,7 @@ class SpendingMeter:
         if self.price is None:
             return ZERO
         if self.price.per is PriceUnit.MILLION_TOKENS:
-            return self.price.cost(self.counted.get("tokens", 0.0))
+            return self.price.cost(self.counted.get("billed", self.counted.get("tokens", 0.0)))
         if self.price.per is PriceUnit.STEP:
             return self.price.cost(self.counted["last"] - self.counted["first"] + 1 if "last" in self.counted else 0.0)
         hours = hours_cost(self.price, self.clock() - self.started, len(self.job.devices))
@@ -208,29 +219,39 @@ class SpendingMeter:
     def energy_kwh(self) -> float | None:
         return None if self.energy.joules is None else self.energy.joules / JOULES_PER_KWH
 
-    def write(self, *, withdrawn: bool = False) -> None:
+    def withdraw(self) -> None:
+        """Take the metered amount back in every month: the service's statement, which comes next, replaces it."""
+        for entry in self.store.list_run(self.run):
+            if entry.name == self.name:
+                self.store.write(entry.model_copy(update={"usd": ZERO}))
+
+    def write(self) -> None:
         """Write the amount spent so far; nothing where no price is known and the service says none.
 
-        `withdrawn`: the service's statement, which comes next, replaces the metered amount.
+        A month's entry has what came after the entries of the months before.
         """
         if self.job.is_probe or (self.price is None and self.statement is None):
             return
         when = datetime.fromtimestamp(self.now(), UTC)
         month, name = f"{when:%Y-%m}", self.entry_name
         earlier = [e for e in self.store.list_run(self.run) if e.name == name and e.month != month]
+        seconds = self.clock() - self.started - sum(entry.seconds for entry in earlier)
+        energy_kwh = self.energy_kwh
+        if energy_kwh is not None:
+            energy_kwh = max(0.0, energy_kwh - sum(entry.energy_kwh or 0.0 for entry in earlier))
         source = str(self.statement.get("source", "")) if self.statement else self.price.text if self.price else ""
         self.store.write(
             SpendingEntry(
-                usd=ZERO if withdrawn else max(ZERO, self.cost() - sum_usd(earlier)),
+                usd=max(ZERO, self.cost() - sum_usd(earlier)),
                 source=source[:SOURCE_CHARS],
                 date=when.date() if self.statement or self.price is None else self.price.date,
-                energy_kwh=self.energy_kwh,
+                energy_kwh=energy_kwh,
                 month=month,
                 run=self.run,
-                node=self.job.node or "training",
+                node=name_spending(self.job)[1],
                 name=name,
                 tenant=self.settings.tenant,
-                seconds=round(self.clock() - self.started, 3),
+                seconds=max(0.0, round(seconds, 3)),
                 updated=self.now(),
             )
         )

@@ -150,7 +150,7 @@ def raise_for_exit(end: LauncherEnd, folder: Path, size: int, events: child.Even
     """Translate the launcher's exit. Raises `Stopped`, or the error of the process that failed first."""
     notes = read_notes(folder)
     leader = notes.get(first, {})
-    # Ranks whose launcher is killed save and stop, too: that is no stop of the run, as no one requested it.
+    # Ranks whose launcher is killed save and stop, too: nobody has requested that stop.
     if leader.get("status") == "stopped" and (events.stop_requested() or not end.is_from_outside()):
         raise child.Stopped(leader["reason"], **leader["fields"])
     if leader.get("status") == "done":

@@ -30,6 +30,8 @@ from trainyard.json_types import JsonObject
 HOSTS_FILE = "hosts.json"
 """What a host of several says of itself, in the folder of its job."""
 CALL = "trainyard hosts"
+HELLO = {"number": (int,), "host": (str,), "time": (int, float), "facts": (dict,)}
+"""Fields of a host's line, with their types."""
 MAX_LINE = 1 << 16
 POLL_S, LINE_S, MARGIN_S = 0.2, 5.0, 30.0
 MAX_DIFFERENCES = 8
@@ -169,8 +171,10 @@ def read_hello(connection: socket.socket) -> JsonObject | None:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    is_hello = isinstance(value, dict) and value.get("call") == CALL and isinstance(value.get("number"), int)
-    return value | {"here": time.time()} if is_hello and isinstance(value.get("facts"), dict) else None
+    if not isinstance(value, dict) or value.get("call") != CALL:
+        return None
+    is_whole = all(type(value.get(name)) in kinds for name, kinds in HELLO.items())
+    return value | {"here": time.time()} if is_whole else None
 
 
 def read_line(connection: socket.socket, seconds: float, stop: Stop | None = None) -> bytes:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SimulateIslandsInput(Request):
-    parameters: float = Field(gt=0, le=1e15, description="Trained weights, such as 1.1e9; of an adapter, its own.")
+    parameters: float = Field(ge=1, le=1e15, description="Trained weights, such as 1.1e9; of an adapter, its own.")
     step_s: float = Field(gt=0, le=1e6, description="Seconds of a step of one island.")
     num_islands: int = Field(2, ge=2, le=1024, description="Islands.")
     processes: int | None = Field(None, ge=2, le=1024, description="Processes of all islands; default: one each.")

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from benchmarks.providers import ADDRESSES, DOUBLES
 from trainyard import CloudFineTuneConfig, FineTuneProviderFactory, TrainingManager
+from trainyard.backends.cloud import hf_jobs
+from trainyard.backends.cloud.contract import ProviderAddress
 from trainyard.backends.cloud.errors import HIDDEN, ProviderError
 from trainyard.backends.manager import Options
 from trainyard.errors import LimitExceeded, Refused
@@ -222,3 +225,17 @@ def test_a_service_account_of_google_opens_vertex_and_an_expired_one_is_named(pr
     account.write_text("{}")
     with pytest.raises(ProviderError, match="answered 401"):
         submit("vertex", str(account), model=GEMINI)
+
+
+def test_a_flavour_without_a_price_has_no_cost() -> None:
+    """Zero dollars would be a statement, which replaces the price of the settings."""
+    provider = hf_jobs.open_provider(ProviderAddress("http://127.0.0.1:9", "hf_0123456789"))
+    provider.prices = {"a10g-small": 0.02}
+    costs = [
+        provider.read_info(SimpleNamespace(
+            id="a", status=SimpleNamespace(stage="COMPLETED", message=None), environment={}, flavor=flavor,
+            durations=SimpleNamespace(running_secs=120),
+        )).cost_usd
+        for flavor in ("a10g-small", "a10g-retired")
+    ]  # fmt: skip
+    assert costs == [0.04, None]

@@ -64,3 +64,9 @@ def test_a_catalog_gets_the_events_over_http(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["/proc/none/events.jsonl", "http://127.0.0.1:9"])
 def test_a_target_that_fails_is_a_warning(tmp_path: Path, target: str) -> None:
     assert emit_step(STEP, settings(tmp_path, target)).startswith(f"No OpenLineage event was sent to {target}")
+
+
+def test_a_failure_shows_no_login_of_the_catalog(tmp_path: Path) -> None:
+    target = "http://user:canary-0123@127.0.0.1:9/lineage?key=canary-4567"
+    text = emit_step(STEP, settings(tmp_path, target))
+    assert ("sent to http://127.0.0.1:9/lineage" in text, "canary" in text) == (True, False), text

@@ -6,12 +6,19 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.small_jobs import Jobs
+from trainyard.backends.cloud.contract import Provider, ProviderState, RemoteJob
+from trainyard.backends.cloud.journal import JOURNAL_FILE
+from trainyard.backends.cloud.submission import Submission
+from trainyard.backends.ledger_entry import describe_training
 from trainyard.backends.spending import SpendingMeter, find_price, list_limits
+from trainyard.compute.child import EVENTS_FILE, Events
 from trainyard.compute.energy import keep_energy, read_energy
+from trainyard.compute.events import read_events
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import LimitExceeded
 from trainyard.settings import Settings
@@ -154,6 +161,49 @@ def test_a_month_gets_what_is_spent_in_it(jobs: Jobs, tmp_path: Path) -> None:
     assert months["2026-12"] > 0
 
 
+def test_energy_and_seconds_belong_to_the_month_in_which_they_were_used(jobs: Jobs, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, price_per_hour=Decimal(36))
+    clock, gpu = Clock(datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp()), SimulatedGpu()
+    meter = build_meter(jobs, settings, clock, SimulatedNvml([gpu]), devices=(0,))
+    for _ in range(4):
+        clock.now += 5
+        gpu.millijoules += 3_600_000_000
+        meter.desired_state()
+    entries = SpendingStore(settings.spending).list_run("a-run")
+    assert [(entry.month, entry.energy_kwh, entry.seconds) for entry in entries] == [
+        ("2026-11", 1.0, 5.0), ("2026-12", 3.0, 15.0),
+    ]  # fmt: skip
+    cost = SpendingStore(settings.spending).find_cost("a-run")
+    assert cost is not None
+    assert cost.energy_kwh == 4.0
+
+
+def test_a_statement_replaces_what_was_metered_in_every_month(jobs: Jobs, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, price_per_hour=Decimal(36))
+    clock = Clock(datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp())
+    meter = build_meter(jobs, settings, clock)
+    for _ in range(4):
+        clock.now += 5
+        meter.desired_state()
+    meter.on_event({"event": "cost", "amount_usd": "0.5", "source": "provider"})
+    meter.write()
+    cost = SpendingStore(settings.spending).find_cost("a-run")
+    assert cost is not None
+    assert cost.usd == Decimal("0.5")
+
+
+def test_tokens_that_a_service_bills_have_a_price(jobs: Jobs, tmp_path: Path) -> None:
+    listed = {"usd": "3", "per": "million_tokens", "source": "price list", "date": "2026-11-01"}
+    settings = Settings(home=tmp_path, prices={"trl": listed})
+    meter = build_meter(jobs, settings, Clock())
+    meter.on_event({"event": "progress", "step": 4})
+    meter.on_event({"event": "usage", "tokens": 1_500_000, "source": "provider", "job": "ftjob-1"})
+    meter.write()
+    cost = SpendingStore(settings.spending).find_cost("a-run")
+    assert cost is not None
+    assert cost.usd == Decimal("4.5")
+
+
 def test_tokens_and_steps_have_their_own_price(jobs: Jobs, tmp_path: Path) -> None:
     listed = {"usd": "8", "per": "million_tokens", "source": "price list", "date": "2026-11-01"}
     settings = Settings(home=tmp_path, prices={"trl": listed})
@@ -169,3 +219,40 @@ def test_tokens_and_steps_have_their_own_price(jobs: Jobs, tmp_path: Path) -> No
 
 def test_a_service_has_no_price_of_this_machine(tmp_path: Path) -> None:
     assert find_price(BackendName.TINKER, Settings(home=tmp_path, price_per_hour=Decimal(2))) is None
+
+
+@pytest.mark.parametrize("unit", ["hour", "step"])
+def test_the_ledger_has_the_cost_that_was_spent(jobs: Jobs, tmp_path: Path, unit: str) -> None:
+    """The price of a backend, and all starts of the training."""
+    listed = {"usd": "36", "per": unit, "source": "price list", "date": "2026-11-01"}
+    settings, clock = Settings(home=tmp_path, price_per_hour=Decimal(1), prices={"trl": listed}), Clock()
+    for _ in range(2):
+        meter = build_meter(jobs, settings, clock)
+        meter.on_event({"event": "progress", "step": 1})
+        clock.now += 10
+        meter.write()
+    write_spent(settings, "5", run="a-run", node="another")
+    entry = describe_training(meter.job, {}, settings, started=START, seconds=10.0)
+    usd, source = {"hour": ("0.200000", "price list"), "step": ("72.000000", "per step: price list")}[unit]
+    assert (entry["cost"]["amount"], entry["gpu_price_per_hour"]["source"]) == (usd, source)
+
+
+def test_a_training_is_described_without_a_key_that_can_be_read(jobs: Jobs, tmp_path: Path) -> None:
+    """What is trained is not lost because its ledger cannot be written."""
+    (tmp_path / "access").mkdir()
+    (tmp_path / "access" / "ledger.key").write_text("damaged")
+    entry = describe_training(jobs(), {}, Settings(home=tmp_path), started=START, seconds=10.0)
+    assert (entry["sender_address"], entry["cost"]) == ("owner", None)
+
+
+def test_a_provider_states_all_attempts_also_after_a_kill(tmp_path: Path) -> None:
+    """The event of the first attempt is in the log, and its process ended right after it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for job, stated in (("a", 0.25), ("b", 1.75)):
+        events = Events(folder / EVENTS_FILE)
+        submission = Submission(cast(Provider, None), "training", folder, events.emit)
+        submission.charge(RemoteJob(job, ProviderState.FAILED, "failed", cost_usd=0.25 if job == "a" else 1.5))
+        (*_, last) = read_events(folder / EVENTS_FILE)
+        assert (last["job"], last["amount_usd"]) == (job, stated)
+        (folder / JOURNAL_FILE).unlink(missing_ok=True)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from trainyard.app.context import Context
+from trainyard.app.gpus import rent_machine
 from trainyard.compute.rent.dstack import DstackService
-from trainyard.compute.rent.rentals import OfferQuery, RentalLimits, RentalService, RentalState, RentalStore
+from trainyard.compute.rent.rentals import Offer, OfferQuery, RentalLimits, RentalService, RentalState, RentalStore
 from trainyard.compute.rent.renting import Renter
-from trainyard.compute.rent.wire import RentService, ReplyLost
-from trainyard.errors import Conflict, Denied, InvalidInput, LimitExceeded, NotFound, Unavailable
+from trainyard.compute.rent.wire import Pod, RentService, ReplyLost
+from trainyard.errors import Conflict, Corrupt, Denied, InvalidInput, LimitExceeded, NotFound, Unavailable
+from trainyard.operations.gpus import RentInput
+from trainyard.settings import Settings
 from trainyard.testing.rent_account import RentAccount
 from trainyard.testing.rental_campaign import DOUBLES, open_account, run_seed
 
@@ -52,6 +57,62 @@ def test_the_same_key_rents_once(world: World) -> None:
     first = world.renter.rent("desk1", QUERY, LIMITS, 0.5)
     assert world.renter.rent("desk1", QUERY, LIMITS, 0.5).pod_id == first.pod_id
     assert world.account.creates == 1
+
+
+@pytest.mark.parametrize("world", ["prime"], indirect=True)
+def test_two_renters_of_one_key_order_once(world: World) -> None:
+    """As two processes that have both seen no record yet."""
+    second = World(world.folder, world.account, world.service, world.url).renter
+    choose = second.choose
+
+    def rent_first(query: OfferQuery, limits: RentalLimits, hours: float) -> Offer:
+        world.renter.rent("desk1", query, limits, hours)
+        return choose(query, limits, hours)
+
+    second.choose = rent_first  # type: ignore[method-assign]
+    assert second.rent("desk1", QUERY, LIMITS, 0.5).pod_id == world.renter.store.get("desk1").pod_id
+    assert (world.account.creates, len(world.account.running())) == (1, 1)
+
+
+@pytest.mark.parametrize("world", ["prime"], indirect=True)
+def test_a_release_by_another_process_stays_as_it_was_recorded(world: World) -> None:
+    early = world.renter.rent("desk1", QUERY, LIMITS, 0.5)
+    world.sleep(120)
+    other = World(world.folder, world.account, world.service, world.url).renter
+    released = other.release(other.check(early), "released by a command")
+    assert world.renter.check(early) == released
+    assert (released.usd, world.renter.store.get("desk1").reason) == (Decimal("0.05"), "released by a command")
+
+
+@pytest.mark.parametrize("world", ["prime"], indirect=True)
+@pytest.mark.parametrize("text", ["", "[]", '{"key": "desk1"}'])
+def test_a_damaged_record_is_told_and_its_machine_released(world: World, text: str) -> None:
+    world.renter.rent("desk1", QUERY, LIMITS, 0.5)
+    world.renter.rent("desk2", QUERY, LIMITS, 0.5)
+    world.renter.store.path("desk1").write_text(text)
+    (problem,) = world.renter.reap()
+    assert "desk1.json of a rental cannot be read" in problem
+    assert len(world.account.running()) == 1
+    with pytest.raises(Corrupt, match="Move it away"):
+        world.renter.rent("desk1", QUERY, LIMITS, 0.5)
+
+
+def test_a_time_without_a_zone_is_in_utc() -> None:
+    with open_account("prime") as (_, service, _):
+        pod = Pod.model_validate({"id": "a", "name": "a", "created_at": "2026-11-30T10:00:00"})
+        service.time = datetime(2026, 11, 30, 10, 1, tzinfo=UTC)
+        assert service.read_age(pod) == 60
+
+
+def test_open_rentals_count_against_the_limit_of_a_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_account("prime") as (account, service, url):
+        monkeypatch.setenv("PRIME_API_KEY", service.headers["Authorization"].split()[-1])
+        context = Context(Settings(home=tmp_path, prime_url=url, max_spend_per_month=Decimal("1.5")))
+        request = RentInput(gpu="h100", hours=0.5, max_price=Decimal(2), max_spend=Decimal(1))
+        assert rent_machine(request, context).state is RentalState.ACTIVE
+        with pytest.raises(LimitExceeded, match=r"leaves 0.50 USD next to 1 open rentals"):
+            rent_machine(request, context)
+        assert account.creates == 1
 
 
 def test_a_lost_reply_is_answered_by_the_name(world: World) -> None:

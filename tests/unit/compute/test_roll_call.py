@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -127,6 +128,20 @@ def test_something_that_is_no_host_and_one_that_starts_again_do_not_count() -> N
             stopped.result()
         again = pool.submit(meet_hosts, second, lambda: False)
         assert meet_hosts(third, lambda: False) == again.result() == answer.result() == []
+
+
+def test_a_line_without_the_fields_of_a_host_is_not_one() -> None:
+    first, second = make_hosts(2)
+    with ThreadPoolExecutor() as pool, ExitStack() as connections:
+        answer = pool.submit(meet_hosts, first, lambda: False)
+        time.sleep(0.1)
+        whole = {"call": "trainyard hosts", "number": 1, "host": "b", "time": 1.0, "facts": FACTS}
+        for changes in ({"host": 5}, {"time": "now"}, {"number": True}, {"facts": []}):
+            line = whole | changes
+            connection = connections.enter_context(socket.create_connection(("127.0.0.1", first.port)))
+            connection.sendall(json.dumps(line).encode() + b"\n")
+            assert connection.recv(1) == b"", "it is sent away"
+        assert meet_hosts(second, lambda: False) == answer.result() == []
 
 
 def test_clocks_that_differ_are_a_warning_on_every_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,13 @@ from tests.data_worker import DataWorker, make_data_worker, serving_data
 from trainyard.data.readers.streams import Limits
 from trainyard.data.remote.fetching import FetchJob, read_pin
 from trainyard.data.remote.kinds import find_kind, find_place, pin_sources
-from trainyard.errors import Denied, LimitExceeded, NotFound, Refused, Unavailable
+from trainyard.errors import Denied, InvalidInput, LimitExceeded, NotFound, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 from trainyard.spec.repositories import parse_place
 from trainyard.stores.repositories.client import DataWorkers
+from trainyard.stores.repositories.commits import Commit
+from trainyard.stores.repositories.names import RepositoryName
 
 pytestmark = pytest.mark.integration
 DOWN = "http://127.0.0.1:9"
@@ -160,6 +162,40 @@ def test_a_quota_that_ends_in_the_middle_of_an_upload_leaves_no_commit_and_no_co
         worker.repositories.collect("small", grace_s=-60.0)
         usage = worker.repositories.quotas.read("small")
         assert (usage.stored, usage.reserved) == (0, {})
+
+
+def test_a_worker_writes_nothing_outside_of_the_folder_of_a_set(
+    here: Settings, worker: DataWorker, tmp_path: Path
+) -> None:
+    """A worker that was taken over names files as it likes."""
+    name, repositories = RepositoryName("datasets", "default", "training"), worker.repositories
+    (entry,) = {entry for path, entry in repositories.resolve(name, "main").files.items() if path == "b.jsonl"}
+    hostile = repositories.write_commit(name, Commit({"sft/../../../escaped.jsonl": entry}, summary="hostile"))
+    refs = worker.settings.repositories / name.folder / "refs.json"
+    refs.write_text(json.dumps({**json.loads(refs.read_bytes()), "branches": {"main": hostile.id}}))
+    with pytest.raises(InvalidInput, match="not a valid path in a repository"):
+        fetch(source(worker, "/datasets/training/sft"), here, tmp_path / "set")
+    assert not list(tmp_path.rglob("escaped*"))
+
+
+def test_folders_that_are_uploaded_at_one_moment_are_not_mixed(worker: DataWorker, tmp_path: Path) -> None:
+    """Each commit has the files of its own folder, as the commits of one after the other have."""
+    workers, name = DataWorkers([worker.url], worker.token("default")), RepositoryName("models", "default", "desk")
+    for letter in "ab":
+        (tmp_path / letter).write_text(letter)
+    prepare, others = workers.prepare, []
+
+    def prepare_late(*arguments: Any) -> Any:
+        if not others:  # another upload is faster
+            others.append(worker.fill("models", "default/desk", tmp_path / "other"))
+        return prepare(*arguments)
+
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "old.txt").write_text("of the other")
+    workers.prepare = prepare_late  # type: ignore[method-assign]
+    commit = workers.upload_folder("models", "default/desk", {"a": tmp_path / "a", "b": tmp_path / "b"}, "add")
+    assert sorted(worker.repositories.resolve(name, commit).files) == ["a", "b"]
+    assert sorted(worker.repositories.resolve(name, others[0]).files) == ["old.txt"]
 
 
 def test_uploading_again_adds_nothing(worker: DataWorker, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -98,6 +99,42 @@ def test_concurrent_uploads_never_exceed_the_quota(storage: Storage, tmp_path: P
     assert (
         sum(file.size for file in storage.list("tenants/acme/blobs")) == repositories.quotas.read("acme").total == 100
     )
+
+
+def test_an_upload_that_says_a_wrong_size_makes_no_other_one_cheaper(storage: Storage, tmp_path: Path) -> None:
+    repositories, data = open_repositories(storage, limit=1000), b"x" * 900
+    digest = hashlib.sha256(data).hexdigest()
+    with repositories.reserving("acme", {digest: 1}):
+        store(repositories, tmp_path, data)
+    assert repositories.quotas.read("acme").total == 900
+    other, digest = b"y" * 50, hashlib.sha256(b"y" * 50).hexdigest()
+    with repositories.reserving("acme", {digest: 1}), pytest.raises(QuotaReached):
+        store(repositories, tmp_path, b"z" * 101)
+    with repositories.reserving("acme", {digest: 1}), pytest.raises(QuotaReached):
+        repositories.quotas.extend("acme", digest, 101)
+    with repositories.reserving("acme", {digest: 99}):
+        store(repositories, tmp_path, other)
+    assert repositories.quotas.read("acme").total == 950
+
+
+def test_contents_are_pinned_while_others_are_collected(tmp_path: Path) -> None:
+    repositories = Repositories(storage := FolderStorage(tmp_path), Quotas(storage, lambda tenant: 1 << 20))
+    with ThreadPoolExecutor(2) as pool:
+        asking = pool.submit(lambda: [repositories.has("acme", f"{number:064x}", 1) for number in range(60_000)])
+        while not asking.done():
+            repositories.collect("acme")
+        asking.result()
+    assert len(repositories.pins) == 60_000
+
+
+def test_many_folders_are_deleted_in_one_pass() -> None:
+    entry = FileEntry("a" * 64, 1, "b" * 40)
+    files = {f"d{number}/part/f{part}": entry for number in range(20_000) for part in range(2)}
+    started = time.monotonic()
+    kept = Edits({}, deleted_folders=[f"d{number}/" for number in range(1, 20_000)]).apply(files)
+    assert (sorted(kept), time.monotonic() - started < 10) == (["d0/part/f0", "d0/part/f1"], True)
+    with pytest.raises(NotFound, match="no folder d0/par to"):
+        Edits({}, deleted_folders=["d0", "d0/par"]).apply(files)
 
 
 def test_reservation_of_a_crashed_upload_expires(storage: Storage, tmp_path: Path) -> None:

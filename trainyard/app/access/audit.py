@@ -33,7 +33,7 @@ from trainyard.operations.base import Nothing
 from trainyard.operations.table import OPERATIONS, Scope
 from trainyard.settings import Settings
 from trainyard.stores.audit import AuditLog, canonical, verify_log
-from trainyard.stores.ledger.audit_stream import check_audit, commit_audit, is_due, list_audited
+from trainyard.stores.ledger.audit_stream import check_audit, commit_audit, is_due, read_audited
 from trainyard.stores.ledger.log import Ledger
 
 REQUEST_TARGETS = ("job", "name", "role", "target", "adapter", "chain", "session", "run", "source")
@@ -220,7 +220,7 @@ def merge_phases(lines: Iterator[JsonObject]) -> Iterator[JsonObject]:
 def verify_audit(request: Nothing, context: Context) -> AuditCheck:
     """Check the lines among themselves, and with the lines that the ledger names."""
     check, ledger = verify_log(context.settings.home / "audit"), Ledger.at_home(context.settings.home)
-    numbers = list_audited(ledger)
+    numbers = read_audited(ledger)
     problems = [*check.problems, *(check_audit(ledger, ledger.head(), numbers) if numbers else ())]
     return AuditCheck(
         files=check.files, lines=check.lines, first=check.first, last=check.last, problems=tuple(problems[:100]),

@@ -26,13 +26,13 @@ from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.ledger import checking
 from trainyard.stores.ledger.anchors.keeping import check_records, read_pending, verify_anchors
 from trainyard.stores.ledger.anchors.table import ANCHOR_KINDS
-from trainyard.stores.ledger.audit_stream import check_audit, list_audited
+from trainyard.stores.ledger.audit_stream import check_audit
 from trainyard.stores.ledger.checking import LedgerVerification, verify_ledger
 from trainyard.stores.ledger.log import CHECKPOINT, Head, Ledger
 from trainyard.stores.ledger.merkle import prove_consistency, range_root, verify_consistency
 from trainyard.stores.ledger.notes import parse_checkpoint, parse_note, parse_vkey
 from trainyard.stores.ledger.proofs import format_inclusion, read_checkpoint
-from trainyard.stores.ledger.recording import TRAINED
+from trainyard.stores.ledger.recording import ANCHORED, AUDITED, TRAINED
 from trainyard.stores.ledger.tiles import ENTRIES, list_tiles, pack_entries
 from trainyard.stores.ledger.unledgered import UnledgeredFile
 from trainyard.stores.ledger.witnessing import Witness
@@ -237,7 +237,7 @@ def list_gaps(ledger: Ledger, result: LedgerVerification) -> list[str]:
         for entry in UnledgeredFile.of_ledger(ledger).read()
     ]
     if not result.problems:
-        for problem in check_audit(ledger, ledger.head(), list_audited(ledger)):
+        for problem in check_audit(ledger, ledger.head(), result.kinds.get(AUDITED, ())):
             result.add("audit", f"{problem[0].upper()}{problem[1:]}.")
     if result.late:
         lines.append(f"added later than their step, with the reason: entries {', '.join(map(str, result.late))}")
@@ -248,11 +248,12 @@ def check_anchors(
     ledger: Ledger, result: LedgerVerification, request: requests.LedgerVerifyInput, context: Context
 ) -> tuple[tuple[str, ...], tuple[AnchorCheck, ...]]:
     """Check what is kept about anchors, and ask them where the request says so; problems are added to the result."""
-    result.notes += [f"anchor {name}: {row.text}" for name, row in read_pending(ledger).items()]
+    anchors, pending = context.settings.ledger_anchors, read_pending(ledger)
+    result.notes += [f"anchor {name}: {row.text}" for name, row in pending.items() if name in anchors]
     if result.problems:  # the log itself does not fit, so that nothing can be compared with it
         return (), ()
-    head, anchors = ledger.head(), context.settings.ledger_anchors
-    problems, anchored = check_records(ledger, head)
+    head = ledger.head()
+    problems, anchored = check_records(ledger, head, result.kinds.get(ANCHORED, ()))
     for problem in problems:
         result.add("anchors", problem)
     if not request.anchor:
@@ -380,7 +381,13 @@ def witness(request: requests.LedgerWitnessInput, context: Context) -> Cosigned:
     if source.is_file():
         return keep_cosigned(source, context)
     other = Ledger(source, source / "no-key")
-    head = other.head()
+    try:
+        head = other.head()
+    except NotFound:
+        raise NotFound(
+            f"There is no ledger in {source}.", why="It has no file `checkpoint`.",
+            do="Name the folder `ledger` of the other home, or a cosigned checkpoint of this one.",
+        ) from None  # fmt: skip
     result = verify_ledger(other)
     if result.problems:
         raise Corrupt(

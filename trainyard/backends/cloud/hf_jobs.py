@@ -140,17 +140,18 @@ class HfJobs:
         state = STATES.get(word, ProviderState.UNKNOWN)
         spec = json.loads((job.environment or {}).get("TRAINYARD_SPEC", "{}"))
         seconds = job.durations.running_secs if job.durations is not None else None
-        cost = seconds / 60 * self.price_of(str(job.flavor)) if state.over and seconds is not None else None
+        price = self.price_of(str(job.flavor)) if state.over else None
+        cost = None if price is None or seconds is None else seconds / 60 * price
         return RemoteJob(
             job.id, state, word, message=job.status.message or "", model=spec.get("result", ""), cost_usd=cost
         )
 
-    def price_of(self, flavor: str) -> float:
-        """Return the dollars of a minute of a flavour."""
+    def price_of(self, flavor: str) -> float | None:
+        """Return the dollars of a minute of a flavour; None for one that the Hub lists no more."""
         if not self.prices:
             with self.calls("the list of prices"):
                 self.prices = {row.name: row.unit_cost_usd for row in self.api.list_jobs_hardware()}
-        return self.prices.get(flavor, 0.0)
+        return self.prices.get(flavor)
 
     def read_events(self, job_id: str, cursor: str) -> EventPage:
         del cursor  # a log is one page

@@ -80,6 +80,9 @@ class Submission:
         earlier = list(read_events(self.folder / EVENTS_FILE)) if (self.folder / EVENTS_FILE).is_file() else []
         self.seen = {str(event["remote_id"]) for event in earlier if event.get("remote_id")}
         self.charged = {str(event["job"]) for event in earlier if event["event"] in ("cost", "usage")}
+        stated = [float(event["amount_usd"]) for event in earlier if event["event"] == "cost"]
+        self.spent_usd = stated[-1] if stated else 0.0
+        """Sum of the provider's statements on every attempt, by the event log alone."""
         self.word = ""
         self.is_answered = "job" in self.journal or "files" in self.journal
         """Whether the provider has answered: a host without an address is then one that is lost for a while."""
@@ -239,10 +242,8 @@ class Submission:
             return
         self.charged.add(job.id)
         if job.cost_usd is not None:
-            spent = float(self.journal.get("spent_usd", 0.0)) + job.cost_usd
-            source = "provider"
-            self.emit("cost", amount_usd=round(spent, 6), tokens=job.tokens, source=source, job=job.id)
-            self.note(spent_usd=spent)
+            self.spent_usd = round(self.spent_usd + job.cost_usd, 6)
+            self.emit("cost", amount_usd=self.spent_usd, tokens=job.tokens, source="provider", job=job.id)
         elif job.tokens is not None:
             self.emit("usage", tokens=job.tokens, source="provider", job=job.id)
 

@@ -123,7 +123,7 @@ class Vertex:
     def upload(self, path: Path, name: str) -> str:
         url = f"{self.store}/upload/storage/v1/b/{self.bucket}/o?uploadType=media&name={quote(f'trainyard/{name}', '')}"
         with path.open("rb") as content:
-            self.ask("the upload of rows", "POST", url, content=content.read())
+            self.ask("the upload of rows", "POST", url, content=content)
         return f"gs://{self.bucket}/trainyard/{name}"
 
     def create(self, request: CloudRequest, rows: UploadedRows) -> RemoteJob:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import date
 from decimal import Decimal
 from enum import StrEnum
@@ -18,7 +19,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainyard.errors import InvalidInput, NotFound
+from trainyard.callbacks import ignore
+from trainyard.errors import Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.spec.money import ZERO, Dollars
 from trainyard.stores.files import DISK, Files, make_folders
 from trainyard.stores.schema import add_version, read_versioned
@@ -183,10 +185,24 @@ class RentalStore:
         return rental
 
     def find(self, key: str) -> Rental | None:
+        """Return a record by its key; None without one. Raises `Corrupt`, `Conflict` (`E-SCHEMA`)."""
         path = self.path(key)
         if not self.files.exists(path):
             return None
-        return Rental.model_validate(read_versioned("rental", self.files.read(path), path))
+        try:
+            return Rental.model_validate(read_versioned("rental", self.files.read(path), path))
+        except ValueError as error:
+            raise Corrupt(
+                f"The record {path} of a rental cannot be read.", why=str(error).splitlines()[0][:200],
+                do="Move it away: its machine is released then, by its name.",
+            ) from error  # fmt: skip
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other process of this home begin a rental meanwhile."""
+        make_folders(self.files, self.folder)
+        with self.files.locked(self.folder / ".lock"):
+            yield
 
     def get(self, key: str) -> Rental:
         """Return a record by its key. Raises `NotFound` (`E-RENTAL`)."""
@@ -195,12 +211,17 @@ class RentalStore:
             raise NotFound(f"There is no rental {key!r}.", do="`trainyard gpus ps` lists them.", code="E-RENTAL")
         return rental
 
-    def list(self) -> list[Rental]:
-        """Return every record, the newest first."""
-        return sorted(self.read_all(), key=lambda rental: rental.created, reverse=True)
+    def list(self, report: Callable[[str], None] = ignore) -> list[Rental]:
+        """Return every record that can be read, the newest first; `report` gets a line about each other one."""
+        return sorted(self.read_all(report), key=lambda rental: rental.created, reverse=True)
 
-    def read_all(self) -> Iterator[Rental]:
+    def read_all(self, report: Callable[[str], None]) -> Iterator[Rental]:
         names = self.files.listdir(self.folder) if self.files.is_folder(self.folder) else []
-        for name in names:
-            if name.endswith(".json") and (rental := self.find(name.removesuffix(".json"))) is not None:
+        for name in (name for name in names if name.endswith(".json")):
+            try:
+                rental = self.find(name.removesuffix(".json"))
+            except TrainyardError as error:
+                report(str(error))
+                continue
+            if rental is not None:
                 yield rental

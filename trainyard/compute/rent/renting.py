@@ -62,25 +62,25 @@ class Renter:
 
     # Rent
 
-    def rent(self, key: str, query: OfferQuery, limits: RentalLimits, hours: float) -> Rental:
+    def rent(
+        self, key: str, query: OfferQuery, limits: RentalLimits, hours: float, admit: Callable[[], None] = ignore
+    ) -> Rental:
         """Return the rental of the cheapest offer that fits; for a key that has one already, that one.
 
+        `admit` raises where this home may not rent it, and sees every rental that was begun before this one.
         Raises `NotFound` (`E-OFFERS`), `LimitExceeded` (`E-SPEND`), `Conflict` (`E-RENTAL`), and as the service does.
         """
-        earlier = self.store.find(key)
-        if earlier is not None and not self.has(earlier):
-            raise Conflict(
-                f"The rental {key} is one of {earlier.offer.service}, not of {self.service.service}.",
-                do="Use another key, or the engine of the rental.", code="E-RENTAL",
-            )  # fmt: skip
-        if earlier is not None and earlier.is_open:
+        if (earlier := self.find_earlier(key)) is not None:
             return self.check(earlier)
-        if earlier is not None:
-            raise Conflict(f"The rental {key} has ended: {earlier.reason}.", do="Use another key.", code="E-RENTAL")
         self.reap()
         offer = self.choose(query, limits, hours)
-        name = f"{self.store.prefix}{key}"
-        rental = self.store.put(Rental(key=key, name=name, offer=offer, limits=limits, created=self.now()))
+        with self.store.locked():
+            if (earlier := self.find_earlier(key)) is None:
+                admit()
+                name = f"{self.store.prefix}{key}"
+                rental = self.store.put(Rental(key=key, name=name, offer=offer, limits=limits, created=self.now()))
+        if earlier is not None:  # another process was faster
+            return self.check(earlier)
         try:
             pod = self.order(rental)
         except (ReplyLost, Unavailable):
@@ -100,6 +100,18 @@ class Renter:
                 f"The machine was released at once: {rental.reason}.", do="Ask for offers again.", code="E-RENT"
             )
         return rental
+
+    def find_earlier(self, key: str) -> Rental | None:
+        """Return the open rental of a key; None without one. Raises `Conflict` (`E-RENTAL`) for a key that is used."""
+        earlier = self.store.find(key)
+        if earlier is not None and not self.has(earlier):
+            raise Conflict(
+                f"The rental {key} is one of {earlier.offer.service}, not of {self.service.service}.",
+                do="Use another key, or the engine of the rental.", code="E-RENTAL",
+            )  # fmt: skip
+        if earlier is not None and not earlier.is_open:
+            raise Conflict(f"The rental {key} has ended: {earlier.reason}.", do="Use another key.", code="E-RENTAL")
+        return earlier
 
     def choose(self, query: OfferQuery, limits: RentalLimits, hours: float) -> Offer:
         """Return the offer with the lowest price × hours within the limits."""
@@ -167,6 +179,7 @@ class Renter:
 
     def check(self, rental: Rental, *, busy: bool = False) -> Rental:
         """Look at a machine once: write what it costs, and release it where a limit is near."""
+        rental = self.store.find(rental.key) or rental  # another process may have looked, or released it
         if not rental.is_open or not rental.pod_id:
             return self.check_order(rental) if rental.is_open else rental
         pod = self.service.find_pod(rental.pod_id)
@@ -258,7 +271,7 @@ class Renter:
         Returns what could not be looked at. One failure keeps no other machine from being released.
         """
         problems: list[str] = []
-        for rental in self.store.list():
+        for rental in self.store.list(problems.append):
             if rental.is_open and self.has(rental):
                 with collect_problem(problems, rental.name):
                     self.check(rental)

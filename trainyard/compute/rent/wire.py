@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Self, TypeVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from trainyard.compute.rent.rentals import Offer, OfferQuery, Rental, RentalService
 from trainyard.errors import Denied, NotFound, TrainyardError, Unavailable
@@ -24,6 +25,11 @@ T = TypeVar("T")
 TIMEOUT_S = 30.0
 READS = 3
 """Times that a request which changes nothing is sent until its reply arrives."""
+
+
+def as_utc(time: datetime) -> datetime:
+    """Return a time in UTC; one without a zone is in UTC already."""
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 class ReplyLost(Unavailable):
@@ -49,6 +55,12 @@ class Pod(BaseModel):
     """Whether it is a machine, or will become one; False for the empty rest of an order."""
     end: str = ""
     """Why there is no machine any more; empty while there is."""
+
+    @field_validator("created_at")
+    @classmethod
+    def read_without_zone(cls, value: datetime | None) -> datetime | None:
+        """Return the time in UTC, which a time without a zone is."""
+        return None if value is None else as_utc(value)
 
 
 class RentService(ABC):
@@ -143,7 +155,8 @@ class RentService(ABC):
                 f"{self.base_url!r} is not an address: {error}", do="Correct it.", code="E-RENT"
             ) from error
         if date_text := reply.headers.get("Date"):
-            self.time = parsedate_to_datetime(date_text).astimezone(UTC)
+            with suppress(ValueError):  # a date that is not one: the time of the reply before is the latest known
+                self.time = as_utc(parsedate_to_datetime(date_text))
         return reply
 
     def check_reply(self, reply: httpx.Response, action: str) -> None:

@@ -32,6 +32,15 @@ def list_audited(ledger: Ledger) -> list[int]:
     return ledger.index.select(kind=AUDITED, limit=head.size)
 
 
+def read_audited(ledger: Ledger) -> list[int]:
+    """Return the same from the entries themselves: the index could be changed."""
+    try:
+        head = ledger.head()
+    except NotFound:
+        return []
+    return [seq for seq in reversed(range(head.size)) if head.entry(seq)["kind"] == AUDITED]
+
+
 def commit_audit(ledger: Ledger) -> bool:
     """Add the entry of the last line, unless it is there; return whether it was added. Raises as `Ledger.append`."""
     folder = audit_folder(ledger)

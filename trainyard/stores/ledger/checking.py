@@ -52,6 +52,8 @@ class LedgerVerification:
     """Entries that were added later than their step, because they could not be written then."""
     witnessed: list[str] = field(default_factory=list)
     """Cosigned checkpoints that this log contains."""
+    kinds: dict[str, list[int]] = field(default_factory=dict)
+    """Numbers of the entries of each kind, as they were read: the index could be changed."""
 
     def add(self, file: str, problem: str, entry: int | None = None) -> None:
         if len(self.problems) < MOST_PROBLEMS:
@@ -178,6 +180,8 @@ def check_contents(entries: list[bytes | None], result: LedgerVerification) -> l
             result.add(where, f"The entry has the key of entry {first}.", seq)
         elif LATE in row:
             result.late.append(seq)
+        if row is not None:
+            result.kinds.setdefault(str(row.get("kind")), []).append(seq)
     return rows
 
 
@@ -209,10 +213,11 @@ def check_signature(
     if not named or not rows or (rows[0] or {}).get("kind") != OPENED:
         result.add(CHECKPOINT, "The first entry names no key.", 0)
     current = named[-1] if named else None
-    own = ledger.private_key()
+    own = ledger.sound_private_key()
     expected = trusted or (own.public if own else current)
     if own is None and trusted is None:
-        result.notes.append("This home has no private key; the key that the log itself names was used.")
+        damage = " that can be read" if ledger.files.exists(ledger.key_file) else ""
+        result.notes.append(f"This home has no private key{damage}; the key that the log itself names was used.")
     if expected is None or not head.note.is_signed_by(expected):
         result.add(CHECKPOINT, "It is not signed by the expected key: a foreign key, or its text was changed.")
         return

@@ -157,17 +157,20 @@ class Ledger:
     def private_key(self) -> SigningKey | None:
         """Return the private key of this home; None if there is none. Raises `Corrupt`."""
         try:
-            text = self.files.read(self.key_file).decode().strip()
+            data = self.files.read(self.key_file)
         except FileNotFoundError:
             return None
         try:
-            name, _, encoded = text.removeprefix(KEY_PREFIX).split("+", 2)
-            data = base64.b64decode(encoded, validate=True)
-            if len(data) != 1 + HASH_BYTES or data[0] != ED25519:
-                raise ValueError
+            return parse_private_key(data, ED25519)
         except ValueError:
             raise Corrupt(f"{self.key_file.name} is not a private key of a ledger.", do=LOST_KEY) from None
-        return SigningKey(name, data[1:])
+
+    def sound_private_key(self) -> SigningKey | None:
+        """Return the private key of this home; None also for a file that is not one."""
+        try:
+            return self.private_key()
+        except Corrupt:
+            return None
 
     def current_key(self, head: Head) -> PublicKey:
         """Return the key that the log itself names: that of its beginning, or of its last rotation."""
@@ -276,7 +279,7 @@ class Ledger:
         with translate_os_errors("The ledger was not written"), self.files.locked(self.folder / ".lock"):
             head = self.head()
             self.require_whole(head)
-            before, private = self.current_key(head), self.private_key()
+            before, private = self.current_key(head), self.sound_private_key()
             key = SigningKey(head.checkpoint.origin, os.urandom(HASH_BYTES))
             draft = {
                 "kind": ROTATED,
@@ -387,6 +390,15 @@ def encode_entry(entry: JsonMapping) -> bytes:
             why="It contains digests and settings, never data.",
         )
     return data
+
+
+def parse_private_key(data: bytes, kind: int) -> SigningKey:
+    """Return a private key of one type as `write_key` writes it. Raises `ValueError`."""
+    name, _, encoded = data.decode().strip().removeprefix(KEY_PREFIX).split("+", 2)
+    value = base64.b64decode(encoded, validate=True)
+    if len(value) != 1 + HASH_BYTES or value[0] != kind:
+        raise ValueError("a key of another type or length")
+    return SigningKey(name, value[1:], kind)
 
 
 def write_key(files: Files, path: Path, key: SigningKey) -> None:

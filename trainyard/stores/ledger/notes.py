@@ -79,7 +79,7 @@ def parse_vkey(text: str) -> PublicKey:
         raise InvalidInput(
             f"{text[:80]!r} is not a public key of a ledger or a witness.",
             why="It has the form NAME+ID+BASE64, and the id has to fit the key.",
-            do="Copy the line that `trainyard ledger show` prints on the machine of the ledger.",
+            do="Copy the line `key` that `trainyard ledger verify` prints on the machine of the ledger.",
         ) from None
     return key
 

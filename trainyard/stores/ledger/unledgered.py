@@ -85,9 +85,10 @@ class UnledgeredFile:
 
     def _append(self, line: bytes) -> None:
         """Add a whole line, or leave the file as it was."""
-        size = self.path.stat().st_size if self.path.is_file() else 0
+        before = self.path.read_bytes() if self.path.is_file() else b""
+        size, torn = len(before), before and not before.endswith(b"\n")
         try:
-            DISK.append(self.path, line)
+            DISK.append(self.path, b"\n" + line if torn else line)  # a writer that was killed left half a line
             DISK.fsync(self.path)
         except OSError:
             with suppress(OSError):  # the first error counts

@@ -94,11 +94,13 @@ def check(folder: pathlib.Path, log: str, witnesses: set[str]) -> None:
     print(f"{len(leaves)} entries, signed by {log}, root {expected[1].hex()}")
     for path in sorted(folder.glob("*.tlog-proof")):
         head, _, note = path.read_text("utf-8").partition("\n\n")
-        number, *proof = [line.split(" ")[-1] for line in head.split("\n")[1:] if not line.startswith("extra ")]
-        require(head.startswith("c2sp.org/tlog-proof@v1\n"), f"{path.name} is not a proof")
+        header, index, *proof = [line for line in head.split("\n") if not line.startswith("extra ")]
         size, root = read_checkpoint(note.encode(), log)
-        proven = (root, [base64.b64decode(line) for line in proof])
-        require(proven == hash_tree(leaves[:size], int(number)), f"{path.name} is wrong")
+        number = int(index[len("index ") :])
+        lines = ("c2sp.org/tlog-proof@v1", f"index {number}")
+        require((header, index) == lines and 0 <= number < size, f"{path.name} is not a proof")
+        proven = (root, [base64.b64decode(line, validate=True) for line in proof])
+        require(proven == hash_tree(leaves[:size], number), f"{path.name} is wrong")
         print(f"{path.name}: entry {number} is in the log")
     for path in sorted([*folder.glob("cosigned/*"), *folder.glob("**/*.checkpoint")]):
         cosigned = {vkey for vkey in witnesses if f"\n— {split_vkey(vkey)[0]} " in path.read_text("utf-8")}
@@ -122,6 +124,7 @@ if __name__ == "__main__":
     try:
         kinds = {vkey: split_vkey(vkey)[1][0] for vkey in sys.argv[2:]}
         logs = [vkey for vkey, kind in kinds.items() if kind == 1] or [(place / "key").read_text().strip()]
+        require(len(logs) == 1, "a bundle has one log: name one key of it")
         check(place, logs[0], kinds.keys() - logs)
-    except (LookupError, OSError, ValueError) as error:
+    except (LookupError, OSError, TypeError, ValueError) as error:
         sys.exit(f"NOT VALID: {error or type(error).__name__}")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from trainyard.errors import Corrupt
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
-from trainyard.stores.ledger.log import KEY_PREFIX, write_key
+from trainyard.stores.ledger.log import parse_private_key, write_key
 from trainyard.stores.ledger.merkle import EMPTY_ROOT, verify_consistency
 from trainyard.stores.ledger.notes import (
     COSIGNATURE,
@@ -56,13 +56,22 @@ class Witness:
     now: Callable[[], float] = time.time
 
     def key(self) -> SigningKey:
-        """Return the key by which this home witnesses other ledgers; made at its first use."""
+        """Return the key by which this home witnesses other ledgers; made at its first use. Raises `Corrupt`."""
         path = self.home / "access" / "witness.key"
         if not path.is_file():
-            name = f"trainyard.local/witness-{secrets.token_hex(8)}"
-            write_key(DISK, path, SigningKey(name, os.urandom(32), COSIGNATURE))
-        name, _, encoded = path.read_text(encoding="utf-8").strip().removeprefix(KEY_PREFIX).split("+", 2)
-        return SigningKey(name, base64.b64decode(encoded)[1:], COSIGNATURE)
+            with translate_os_errors("The witness's key was not written"):
+                make_folders(DISK, path.parent)
+                with DISK.locked(path.with_suffix(".lock")):
+                    if not path.is_file():
+                        name = f"trainyard.local/witness-{secrets.token_hex(8)}"
+                        write_key(DISK, path, SigningKey(name, os.urandom(32), COSIGNATURE))
+        try:
+            return parse_private_key(path.read_bytes(), COSIGNATURE)
+        except ValueError:
+            raise Corrupt(
+                f"{path.name} is not a private key of a witness.",
+                do="Put it back from a backup, or remove it: this home is a new witness then.",
+            ) from None
 
     def state_path(self, origin: str) -> Path:
         name = base64.urlsafe_b64encode(origin.encode()).decode().rstrip("=")[:200]

@@ -24,6 +24,7 @@ from trainyard.errors import Conflict, Corrupt, Denied, LimitExceeded, NotFound,
 from trainyard.json_types import JsonObject
 from trainyard.settings import Settings
 from trainyard.stores.files import DISK, make_folders, translate_os_errors
+from trainyard.stores.repositories.names import check_path
 from trainyard.stores.whole import new_file
 
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
@@ -33,6 +34,8 @@ ERRORS: Mapping[int, tuple[type[TrainyardError], str]] = {
     401: (Denied, "E-AUTH"), 403: (Denied, "E-SCOPE"), 404: (NotFound, "E-DATA-NOT-FOUND"),
     409: (Conflict, "E-OBJECT-EXISTS"), 412: (Conflict, "E-OBJECT-CHANGED"),
 }  # fmt: skip
+MOST_TRIES = 10
+"""Times that a folder is committed to a branch that others change."""
 SMALL_BYTES = 1 << 20
 """Files up to this size are sent in the commit."""
 
@@ -92,7 +95,7 @@ class DataWorkers:
         return str(answer.json()["sha"])
 
     def list_files(self, kind: str, repository: str, commit: str) -> list[JsonObject]:
-        """Return the entries of all files of a commit. Raises as `request` does."""
+        """Return the entries of all files of a commit. Raises as `request` does, and `InvalidInput` (`E-NAME`)."""
         entries: list[JsonObject] = []
         cursor = 0
         while True:
@@ -100,7 +103,10 @@ class DataWorkers:
             page = self.request("GET", f"/api/{kind}/{repository}/tree/{commit}", params=query)
             entries += page.json()
             if "link" not in page.headers:
-                return [entry for entry in entries if entry["type"] == "file"]
+                files = [entry for entry in entries if entry["type"] == "file"]
+                for entry in files:
+                    check_path(str(entry["path"]))  # files are written under these names
+                return files
             cursor += len(page.json())
 
     def list_repositories(self, kind: str) -> list[JsonObject]:
@@ -151,14 +157,19 @@ class DataWorkers:
         Contents that are stored already are not sent again, so that doing it again adds nothing.
         """
         self.create(kind, repository)
-        head = self.find_commit(kind, repository, "main")
-        stored = {entry["path"]: entry for entry in self.list_files(kind, repository, head)}
-        prepared = (self.prepare(kind, repository, path, file, stored) for path, file in sorted(files.items()))
-        lines = [line for line in prepared if line is not None]
-        lines += [{"key": "deletedFile", "value": {"path": path}} for path in sorted(stored.keys() - files.keys())]
-        if not lines:
-            return head
-        return self.commit(kind, repository, lines, summary)
+        for _ in range(MOST_TRIES):
+            head = self.find_commit(kind, repository, "main")
+            stored = {entry["path"]: entry for entry in self.list_files(kind, repository, head)}
+            prepared = (self.prepare(kind, repository, path, file, stored) for path, file in sorted(files.items()))
+            lines = [line for line in prepared if line is not None]
+            lines += [{"key": "deletedFile", "value": {"path": path}} for path in sorted(stored.keys() - files.keys())]
+            if not lines:
+                return head
+            try:
+                return self.commit(kind, repository, lines, summary, parent=head)
+            except Conflict as error:  # on another head these lines would not leave these files alone
+                changed = error
+        raise changed
 
     def create(self, kind: str, repository: str) -> None:
         """Make a repository unless it exists. Raises as `request` does."""
@@ -167,9 +178,12 @@ class DataWorkers:
         with suppress(Conflict):
             self.request("POST", "/api/repos/create", json=body)
 
-    def commit(self, kind: str, repository: str, lines: Sequence[JsonObject], summary: str) -> str:
-        """Commit lines to main and return the commit's id. Raises as `request` does."""
-        text = "\n".join(json.dumps(line) for line in [{"key": "header", "value": {"summary": summary}}, *lines])
+    def commit(self, kind: str, repository: str, lines: Sequence[JsonObject], summary: str, *, parent: str = "") -> str:
+        """Commit lines to main and return the commit's id. Raises as `request` does, and `Conflict` for a parent that
+        is not the head.
+        """
+        header = {"summary": summary} | ({"parentCommit": parent} if parent else {})
+        text = "\n".join(json.dumps(line) for line in [{"key": "header", "value": header}, *lines])
         headers = {"content-type": "application/x-ndjson"}
         answer = self.request("POST", f"/api/{kind}/{repository}/commit/main", content=text.encode(), headers=headers)
         return str(answer.json()["commitOid"])
@@ -254,8 +268,8 @@ def check_answer(url: str, answer: httpx.Response) -> httpx.Response:
     if answer.status_code < 400:
         return answer
     try:
-        message = str(answer.json().get("error"))
-    except ValueError:
+        message = str(answer.json()["error"])
+    except (ValueError, KeyError, TypeError):
         message = f"HTTP {answer.status_code}"
     kind, code = ERRORS.get(answer.status_code, (Unavailable, "E-URL"))
     raise kind(f"The data worker at {url.split('/lfs/', maxsplit=1)[0]} refuses it.", why=message, code=code)

@@ -24,8 +24,13 @@ class Reservation:
     """Room for one content, and the number of uploads that need it."""
 
     size: int
+    """Bytes; 0 once one of the uploads has stored the content, which is then counted."""
     until: float
     uploads: int = 1
+
+    def enlarge(self, size: int) -> None:
+        """Make room for an upload that says another size of the same content: one of them is wrong."""
+        self.size = max(self.size, size) if self.size else 0
 
 
 @dataclass
@@ -92,6 +97,7 @@ class Quotas:
             for sha256, size in contents.items():
                 if (entry := usage.reserved.get(sha256)) is not None:
                     entry.uploads, entry.until = entry.uploads + 1, until
+                    entry.enlarge(size)
                 elif self.storage.size(blob_name(tenant, sha256)) is None:
                     usage.reserved[sha256] = Reservation(size, until)
                 else:
@@ -112,6 +118,7 @@ class Quotas:
         def edit(usage: Usage) -> None:
             entry = usage.reserved.setdefault(sha256, Reservation(size, 0.0))
             entry.until = self.now() + RESERVATION_S
+            entry.enlarge(size)
             if usage.total > self.limit(tenant):
                 raise self.quota_error(tenant, size)
 
@@ -131,7 +138,7 @@ class Quotas:
                 if entry is None:  # expired: counted or given back then
                     continue
                 if is_stored:
-                    usage.stored += entry.size
+                    usage.stored += self.storage.size(blob_name(tenant, sha256)) or 0
                     entry.size = 0
                 entry.uploads -= 1
                 if not entry.uploads:

@@ -7,8 +7,9 @@ concurrent writers lose nothing; two that name the same parent get one commit an
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,12 +40,14 @@ class Edits:
         for path in self.deleted_files:
             if result.pop(path, None) is None:
                 raise NotFound(f"There is no file {path} to delete.", code="E-NOT-FOUND")
-        for folder in self.deleted_folders:
-            inside = [path for path in result if path.startswith(f"{folder.rstrip('/')}/")]
-            if not inside:
-                raise NotFound(f"There is no folder {folder} to delete.", code="E-NOT-FOUND")
-            for path in inside:
+        missing = {folder.rstrip("/") for folder in self.deleted_folders}
+        deleted = frozenset(missing)
+        for path in [*result] if deleted else ():
+            if inside := deleted.intersection(list_folders(path)):
                 del result[path]
+                missing -= inside
+        if missing:
+            raise NotFound(f"There is no folder {min(missing)} to delete.", code="E-NOT-FOUND")
         result.update(self.files)
         if len(result) > MOST_FILES:
             raise LimitExceeded(
@@ -54,13 +57,16 @@ class Edits:
         return result
 
 
+def list_folders(path: str) -> list[str]:
+    """Return the folders that a file is in."""
+    return [path[:position] for position, letter in enumerate(path) if letter == "/"]
+
+
 def require_no_overlap(files: Mapping[str, FileEntry], changed: Mapping[str, FileEntry]) -> None:
     """Raises `InvalidInput` (`E-NAME`) where a name is both a file and a folder."""
-    folders = {path[:position] for path in files for position, letter in enumerate(path) if letter == "/"}
+    folders = {folder for path in files for folder in list_folders(path)}
     for path in changed:
-        parts = path.split("/")
-        above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
-        if path in folders or any(folder in files for folder in above):
+        if path in folders or any(folder in files for folder in list_folders(path)):
             raise InvalidInput(f"{path!r} would be a file and a folder.", do="Choose another path.", code="E-NAME")
 
 
@@ -71,16 +77,19 @@ class Repositories:
         self.storage, self.quotas, self.now = storage, quotas, now
         self.pins: dict[tuple[str, str], float] = {}
         """(tenant, SHA-256) -> when a client asked whether the content is stored."""
+        self.pinning = threading.Lock()
+        """Guards `pins`, which requests change while they are collected."""
 
     # Repositories
 
     def create(self, name: RepositoryName, author: str) -> bool:
         """Make an empty repository. Return False if it exists."""
-        if self.find(name) is not None:
-            return False
-        commit = self.write_commit(name, Commit({}, summary="initial commit", author=author, time=self.now()))
-        refs = Refs(self.now(), {MAIN: commit.id})
-        return self.storage.write(f"{name.folder}/refs.json", refs.to_json(), None)
+        with self.storage.locked(f"tenant {name.tenant}"):  # an earlier one of the name is not being removed meanwhile
+            if self.find(name) is not None:
+                return False
+            commit = self.write_commit(name, Commit({}, summary="initial commit", author=author, time=self.now()))
+            refs = Refs(self.now(), {MAIN: commit.id})
+            return self.storage.write(f"{name.folder}/refs.json", refs.to_json(), None)
 
     def find(self, name: RepositoryName) -> Refs | None:
         return self.load_refs(name)[0]
@@ -224,9 +233,20 @@ class Repositories:
         """Return whether a content is stored. It is then kept for the commit that asks."""
         return self.size(tenant, sha256) == size
 
+    def pin(self, tenant: str, digests: Iterable[str]) -> None:
+        """Keep contents for the commit that is on the way."""
+        with self.pinning:
+            self.pins |= {(tenant, sha256): self.now() for sha256 in digests}
+
+    def list_pins(self, tenant: str, oldest: float) -> set[str]:
+        """Return the contents of a tenant that are kept, and forget what is older."""
+        with self.pinning:
+            self.pins = {pin: time for pin, time in self.pins.items() if time > oldest}
+            return {sha256 for owner, sha256 in self.pins if owner == tenant}
+
     def size(self, tenant: str, sha256: str) -> int | None:
         """Return the bytes of a stored content; None if it is not stored."""
-        self.pins[tenant, sha256] = self.now()
+        self.pin(tenant, [sha256])
         return self.storage.size(blob_name(tenant, sha256))
 
     def read(self, tenant: str, entry: FileEntry, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -239,7 +259,7 @@ class Repositories:
 
         Raises `QuotaReached` (`E-LIMIT`) before anything is stored.
         """
-        self.pins |= {(tenant, sha256): self.now() for sha256 in contents}
+        self.pin(tenant, contents)
         stored = dict.fromkeys(self.quotas.reserve(tenant, contents), False)
 
         def store(sha256: str, path: Path) -> None:
@@ -265,8 +285,7 @@ class Repositories:
         """Remove the commits and contents of a tenant that no branch or tag reaches; return the bytes removed."""
         removed, oldest = 0, self.now() - grace_s
         with self.storage.locked(f"tenant {tenant}"):
-            self.pins = {pin: time for pin, time in self.pins.items() if time > oldest}
-            used = {sha256 for owner, sha256 in self.pins if owner == tenant}
+            used = self.list_pins(tenant, oldest)
             for kind in KINDS:
                 for name in self.list_names(tenant, kind):
                     used |= self.collect_commits(name, oldest)

@@ -65,11 +65,15 @@ class ReadingRoutes:
             name for owner in tenants if author in ("", owner) for name in self.repositories.list_names(owner, kind)
             if search in str(name).lower()
         ]  # fmt: skip
-        return self.send_page(call, [self.summarize(name) for name in names])
+        return self.send_page(call, self.summarize(names))
 
-    def summarize(self, name: RepositoryName) -> JsonObject:
-        commit = self.repositories.resolve(name, MAIN)
-        return self.facts(name, commit, [])
+    def summarize(self, names: Iterable[RepositoryName]) -> Iterator[JsonObject]:
+        """Yield the facts of each repository that was not removed meanwhile."""
+        for name in names:
+            try:
+                yield self.facts(name, self.repositories.resolve(name, MAIN), [])
+            except NotFound:
+                continue
 
     def facts(self, name: RepositoryName, commit: Commit, siblings: list[JsonObject]) -> JsonObject:
         refs = self.repositories.require(name)

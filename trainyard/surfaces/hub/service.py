@@ -68,19 +68,29 @@ def serve_data(
 
 
 @contextmanager
+def log_failure(subject: str) -> Iterator[None]:
+    try:
+        yield
+    except (TrainyardError, OSError, ValueError) as error:  # ValueError: a record that is not JSON
+        LOG.error("the collection of %s failed; it is tried again in an hour", subject, exc_info=error)
+
+
+@contextmanager
 def collecting(repositories: Repositories, staging: Staging, every_s: float = COLLECT_S) -> Iterator[None]:
     """Remove what nothing refers to, now and every hour, in a thread that ends with the block."""
     stop = threading.Event()
 
     def collect() -> None:
         while True:
-            try:
+            with log_failure("the staging folder"):
                 staging.sweep()
-                for tenant in repositories.tenants():
+            tenants: list[str] = []
+            with log_failure("the list of tenants"):
+                tenants = repositories.tenants()
+            for tenant in tenants:  # the damaged repository of one keeps no other from being collected
+                with log_failure(tenant):
                     if removed := repositories.collect(tenant):
                         LOG.info("removed %s bytes of %s that nothing refers to", f"{removed:,}", tenant)
-            except (TrainyardError, OSError) as error:
-                LOG.error("the collection failed; it is tried again in an hour", exc_info=error)
             if stop.wait(every_s):
                 return
 

@@ -170,16 +170,13 @@ class UploadRoutes:
         return Response(status_code=200, headers={"etag": f'"{digest}"'})
 
     def begin(self, folder: Path, grant: Grant) -> None:
-        """Make the folder of the parts and reserve room, for the first part that comes."""
+        """Reserve room and make the folder of the parts, for the first part that comes."""
+        quotas = self.repositories.quotas
+        reserved = quotas.reserve(grant.tenant, {grant.sha256: grant.size})
         try:
             folder.mkdir()
-        except FileExistsError:
-            return
-        try:
-            self.repositories.quotas.reserve(grant.tenant, {grant.sha256: grant.size})
-        except TrainyardError:
-            folder.rmdir()
-            raise
+        except FileExistsError:  # another part was faster, and its reservation is enough
+            quotas.settle(grant.tenant, dict.fromkeys(reserved, False))
 
     async def complete(self, request: Request, words: tuple[str, ...]) -> Response:
         """Put the parts together."""

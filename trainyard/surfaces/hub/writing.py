@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import re
 import secrets
 import shutil
 from collections.abc import AsyncIterator
@@ -35,7 +34,8 @@ MOST_COMMIT_BYTES = 1 << 30
 MOST_LINES = 50_000
 MOST_TEXT = 10_000
 """Characters of a message."""
-CARD = re.compile(r"---\s*\n(.*?)\n---\s*(?:\n|$)", re.DOTALL)
+MOST_CARD_CHARS = 256 << 10
+"""Characters of a card's header."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class WritingRoutes:
         """Return the repository that a body names, which the caller may write. Raises `Denied` (`E-SCOPE`)."""
         body = call.json()
         tenant = body.get("organization") or call.caller.tenant or self.own_tenant
-        name = parse_repository(f"{body.get('type') or 'model'}s", f"{tenant}/{body.get('name')}")
+        name = parse_repository(f"{body.get('type') or 'model'}s", f"{tenant}/{read_name(body, 'name')}")
         require_scope(call.caller, Scope.RUN)
         if call.caller.tenant not in ("", name.tenant):
             raise Denied(
@@ -149,7 +149,7 @@ class WritingRoutes:
 
     def create_tag(self, call: Call) -> Response:
         name, revision = self.find(call), decode(call.words[2])
-        self.create_ref(name, "tags", str(call.json().get("tag")), revision)
+        self.create_ref(name, "tags", read_name(call.json(), "tag"), revision)
         return reply_json({})
 
     def create_ref(self, name: RepositoryName, kind: RefKind, ref: str, revision: str) -> None:
@@ -192,13 +192,16 @@ class WritingRoutes:
 
     def validate_card(self, call: Call) -> Response:
         """Answer whether the YAML header of a card is a mapping."""
-        match = CARD.match(str(call.json().get("content", "")))
-        errors, warnings = [], [] if match else [{"message": "empty or missing yaml metadata in repo card"}]
-        try:
-            header = yaml.safe_load(match[1]) if match else {}
-        except yaml.YAMLError as error:
-            header = None
-            errors.append({"message": str(error).splitlines()[0]})
+        text = find_card_header(str(call.json().get("content", "")))
+        errors, warnings = [], [] if text else [{"message": "empty or missing yaml metadata in repo card"}]
+        header = None
+        if text is not None and len(text) > MOST_CARD_CHARS:
+            errors.append({"message": f"The YAML header is longer than {MOST_CARD_CHARS:,} characters."})
+        else:
+            try:
+                header = yaml.safe_load(text or "")
+            except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:  # such as a 30th of February
+                errors.append({"message": (str(error) or type(error).__name__).splitlines()[0]})
         if not errors and not isinstance(header, dict | None):
             errors.append({"message": "The YAML header is not a mapping."})
         return reply_json({"errors": errors, "warnings": warnings}, 400 if errors else 200)
@@ -276,6 +279,22 @@ class WritingRoutes:
                 )  # fmt: skip
             files[path] = FileEntry(sha256, stored, hash_pointer(sha256, stored), large=True)
         return files
+
+
+def read_name(body: dict[str, Any], field: str) -> str:
+    """Return a name of a body. Raises `InvalidInput` (`E-JSON`) without one."""
+    value = body.get(field)
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"The body has no {field}.", do=f"Give {field} as a text.", code="E-JSON")
+    return value
+
+
+def find_card_header(content: str) -> str | None:
+    """Return the text between the first two lines `---` of a card; None without them."""
+    first, *lines = content.split("\n")
+    ends = (number for number, line in enumerate(lines) if line.rstrip() == "---")
+    end = next(ends, None) if first.rstrip() == "---" else None
+    return None if end is None else "\n".join(lines[:end])
 
 
 async def read_lines(request: Request) -> AsyncIterator[bytes]:

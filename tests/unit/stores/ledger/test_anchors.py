@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,9 @@ from trainyard.app.context import Context
 from trainyard.errors import InvalidInput
 from trainyard.operations import ledger as requests
 from trainyard.settings import Settings
+from trainyard.stores.ledger.anchors.keeping import anchor_ledger, list_due
 from trainyard.stores.ledger.log import Ledger
+from trainyard.stores.ledger.notes import COSIGNATURE, SigningKey
 from trainyard.testing.anchor_servers import EvmChain, evm_chain, make_authority, timestamp_authority, witness_of
 
 PASSWORD = "canary-0123456789abcdef"
@@ -260,3 +266,117 @@ def test_git_pushes_the_branch_and_notices_another_one(tmp_path: Path) -> None:
     append(home, "b")
     result = anchor_all(context).anchors[0]
     assert (result.code, str(tmp_path / "remote.git") in result.problem) == ("E-SERVER-UNREACHABLE", False)
+
+
+def test_a_commit_that_removes_the_checkpoint_takes_no_other_away(tmp_path: Path) -> None:
+    home, repository, copy = tmp_path / "home", tmp_path / "anchors.git", tmp_path / "copy"
+    append(home, "a")
+    subprocess.run(["git", "init", "--quiet", "--bare", repository], check=True)
+    context = context_of(home, repo={"kind": "git", "repository": repository})
+    assert anchor_all(context).exit_code == 0
+    author = ("-c", "user.name=x", "-c", "user.email=x@example.com")
+    subprocess.run(["git", "clone", "--quiet", "-b", "trainyard-ledger", repository, copy], check=True)
+    for command in (["rm", "--quiet", "-r", "."], [*author, "commit", "--quiet", "-m", "gone"], ["push", "--quiet"]):
+        subprocess.run(["git", "-C", copy, *command], check=True)
+    result = check(context)
+    assert (result.problems, [anchor.checkpoints for anchor in result.anchors]) == ((), [1])
+    append(home, "b")
+    assert anchor_all(context).exit_code == 0
+
+
+@pytest.mark.parametrize("lost", ["where", "record"])
+def test_a_record_that_is_not_the_one_of_its_entry_is_noticed(tmp_path: Path, lost: str) -> None:
+    """Who removes a checkpoint at the anchor and the record of it here leaves the entry."""
+    home, mount = tmp_path / "home", tmp_path / "mount"
+    append(home, "a")
+    mount.mkdir()
+    context = context_of(home, office={"kind": "folder", "folder": mount})
+    anchor_all(context)
+    assert check(context).problems == ()
+    record = next((home / "ledger" / "anchors").glob("*.json"))
+    if lost == "where":
+        record.write_text(record.read_text().replace(str(mount), "/elsewhere"))
+    else:
+        for path in (*record.parent.glob("0*"), *mount.rglob("*.checkpoint")):
+            path.unlink()
+    (problem,) = check(context).problems
+    assert f"The record {record.name}" in problem.problem
+    assert "entry 2 names" in problem.problem
+
+
+def test_an_old_anchor_of_a_long_line_is_not_missing(
+    contract: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.stores.ledger.anchors.evm.MOST_SEEN", 2)
+    context = context_of(tmp_path, chain=contract)
+    for key in "abc":
+        append(tmp_path, key)
+        assert anchor_all(context).exit_code == 0
+    result = check(context)
+    assert (result.problems, result.anchors[0].checkpoints) == ((), 2)
+
+
+def test_an_anchor_is_due_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    home, year_s = tmp_path / "home", 365 * 86_400.0
+    ledger, now = append(home, "a"), time.time()
+    anchors = context_of(home, away={"kind": "folder", "folder": tmp_path / "away"}).settings.ledger_anchors
+    anchor_ledger(ledger, anchors, now=lambda: now + year_s)
+    assert list_due(ledger, anchors, "hour", now) == ["away"]
+    (tmp_path / "away").mkdir()
+    anchor_ledger(ledger, anchors, now=lambda: now + year_s)
+    append(home, "b")
+    assert list_due(ledger, anchors, "hour", now) == ["away"]
+
+
+@pytest.mark.parametrize("kind", ["witness", "timestamp"])
+@pytest.mark.parametrize("fault", ["endless", "slow", "size"])
+def test_a_hostile_answer_hinders_no_other_anchor(
+    kind: str, fault: str, tmp_path: Path, authority: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.stores.ledger.anchors.contract.REQUEST_S", 1.0)
+    home = tmp_path / "home"
+    ledger = append(home, "a")
+    (tmp_path / "mount").mkdir()
+    key = SigningKey("witness.example.com", bytes(32), COSIGNATURE).public.vkey
+    with serving_faults(fault) as url:
+        setting = {"url": url, "kind": kind, **({"key": key} if kind == "witness" else {"roots": authority[1]})}
+        context = context_of(home, bad=setting, office={"kind": "folder", "folder": tmp_path / "mount"})
+        started = time.monotonic()
+        bad, office = anchor_all(context).anchors
+    assert (bool(bad.problem), office.is_new, time.monotonic() - started < 10) == (True, True, True)
+    assert ledger.head().size == 4
+
+
+@contextmanager
+def serving_faults(fault: str) -> Iterator[str]:
+    """Answer without end, in drops, or with a size that is not one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Write nothing."""
+
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(409 if fault == "size" else 200)
+            self.send_header("content-type", "text/x.tlog.size")
+            self.end_headers()
+            with suppress(OSError):
+                if fault == "size":
+                    self.wfile.write(b"9" * 5000)
+                for _ in range(4000 if fault == "endless" else 40 if fault == "slow" else 0):
+                    self.wfile.write(b"x" * (1 << 16) if fault == "endless" else b"x")
+                    time.sleep(0.3 if fault == "slow" else 0)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,12 @@ def test_a_command_covers_its_line_when_a_minute_has_passed(context: Context) ->
     AuditLog(other / "audit").append({"id": "a", "phase": "ended", "time": 1.0})
     commit_if_due(other)
     assert not (other / "ledger").exists()
+
+
+def test_an_index_without_the_entries_hides_nothing(context: Context) -> None:
+    write_anew(context, 6)
+    index = context.settings.home / "ledger" / "index.sqlite"
+    with closing(sqlite3.connect(index)) as connection, connection:
+        connection.execute("DELETE FROM entries WHERE kind = 'audited' AND seq < 2")
+        connection.execute("UPDATE entries SET kind = 'trained' WHERE kind = 'audited'")
+    assert list_problems(context)

@@ -100,6 +100,35 @@ def test_every_changed_file_is_noticed(bundle: tuple[Path, str, str], tmp_path: 
     assert [name for name in missed if not name.endswith(".json")] == [], "the rest of a record says where to ask"
 
 
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [("index 257", "index 300"), ("index 257", "index -1"), ("index 257", "entry 257"), ("index 257", "index 0_257"),
+     ("index 257", "index ٢57"), ("index 257\n", "index 257\n!")],
+)  # fmt: skip
+def test_a_proof_of_another_number_or_form_is_refused(
+    bundle: tuple[Path, str, str], tmp_path: Path, line: str, changed: str
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(bundle[0], folder)
+    proof = folder / "entry-257.tlog-proof"
+    proof.write_text(proof.read_text("utf-8").replace(line, changed), "utf-8")
+    status, text = run(folder)
+    assert (status, "NOT VALID" in text) == (1, True), text
+
+
+def test_a_second_key_of_a_log_and_a_record_of_another_form_are_refused(
+    bundle: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    folder, other = tmp_path / "copy", Ledger.at_home(tmp_path / "home")
+    shutil.copytree(bundle[0], folder)
+    other.append({"kind": "trained", "key": "a"})
+    key = other.private_key()
+    assert key is not None
+    assert "one log" in run(folder, bundle[1], key.public.vkey)[1]
+    (folder / "anchors" / "000000001-x.json").write_text("[]")
+    assert "NOT VALID" in run(folder, bundle[1])[1]
+
+
 def test_an_own_earlier_checkpoint_has_to_be_the_beginning(bundle: tuple[Path, str, str], tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(bundle[0], folder)

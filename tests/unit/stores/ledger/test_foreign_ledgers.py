@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from trainyard.settings import Settings
 from trainyard.stores.ledger.checking import verify_ledger
 from trainyard.stores.ledger.log import Ledger
 from trainyard.stores.ledger.notes import parse_note, parse_vkey
+from trainyard.stores.ledger.witnessing import Witness
 
 
 def begin(home: Path, *keys: str, time_s: float | None = None) -> Ledger:
@@ -93,3 +95,35 @@ def test_a_rotation_is_in_the_log_and_the_old_key_opens_nothing(tmp_path: Path) 
     assert verify(requests.LedgerVerifyInput(key=old.public.vkey), context_of(tmp_path)).problems
     with pytest.raises(InvalidInput, match="not a public key"):
         verify(requests.LedgerVerifyInput(key="no+key+AAAA"), context_of(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\xff\xfe", b"PRIVATE+KEY+name+00000000+AAAA"])
+def test_a_damaged_key_is_told_and_replaced(tmp_path: Path, content: bytes) -> None:
+    """The error of an append names the rotation, so the rotation has to work."""
+    ledger, context = begin(tmp_path, "a"), context_of(tmp_path)
+    ledger.key_file.write_bytes(content)
+    with pytest.raises(Corrupt, match="ledger rotate"):
+        ledger.append({"kind": "trained", "key": "b"})
+    result = verify(requests.LedgerVerifyInput(), context)
+    assert (result.problems, "no private key that can be read" in result.notes[0]) == ((), True)
+    rotate(requests.LedgerRotateInput(because="a bad disk"), context)
+    ledger.append({"kind": "trained", "key": "b"})
+    result = verify(requests.LedgerVerifyInput(), context)
+    assert (result.size, result.problems, result.notes) == (4, (), ())
+    assert ledger.head().entry(2)["is_signed_by_previous"] is False
+
+
+def test_a_damaged_key_of_a_witness_is_told(tmp_path: Path) -> None:
+    other = Witness(tmp_path)
+    other.key()
+    (tmp_path / "access" / "witness.key").write_bytes(b"junk")
+    with pytest.raises(Corrupt, match="not a private key of a witness"):
+        other.key()
+
+
+def test_the_first_callers_of_a_witness_get_one_key(tmp_path: Path) -> None:
+    for number in range(5):
+        other = Witness(tmp_path / f"{number}")
+        with ThreadPoolExecutor(8) as pool:
+            keys = {pool.submit(other.key) for _ in range(8)}
+        assert len({key.result() for key in keys}) == 1

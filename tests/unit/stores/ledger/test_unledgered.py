@@ -119,3 +119,13 @@ def test_a_kept_line_that_was_changed_stops_no_entry(home: Path) -> None:
     kept.path.write_text(json.dumps(row) + "\n{cut of")
     assert record(home, "second") == ""
     assert kept.path.exists()
+
+
+def test_an_entry_after_half_a_line_is_kept(home: Path) -> None:
+    """A process that was killed while it wrote leaves half a line."""
+    ledger = Ledger.at_home(home)
+    kept = UnledgeredFile.of_ledger(ledger)
+    kept.path.write_bytes(b'{"draft":{"kind":"published","key":"cut"},"ti')
+    ledger.key_file.unlink()
+    assert "not in the ledger yet" in record(home, "second")
+    assert [entry.draft["key"] for entry in kept.read()] == ["second"]

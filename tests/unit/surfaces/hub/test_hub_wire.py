@@ -6,6 +6,9 @@ import base64
 import gzip
 import hashlib
 import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.data_worker import DataWorker, make_data_worker
+from trainyard.stores.repositories.names import parse_repository
+from trainyard.stores.repositories.storage import Staging
 from trainyard.surfaces.hub import uploads, writing
-from trainyard.surfaces.hub.service import build_data_app
+from trainyard.surfaces.hub.service import build_data_app, collecting
 
 REPO = "/api/datasets/acme/chats"
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -299,3 +304,69 @@ def test_changes_are_in_the_audit_log(client: TestClient, worker: DataWorker) ->
     text = "\n".join(path.read_text() for path in (worker.settings.home / "audit").rglob("*") if path.is_file())
     assert '"operation":"hub commit"' in text.replace(": ", ":")
     assert "acme-run" in text
+
+
+@pytest.mark.parametrize(
+    "header", ["date: 2026-02-30", "a: " + "[" * 3000, "? [a]\n: b", "- a", "a: b: c", "x: " + "y" * (1 << 19)]
+)
+def test_a_card_with_a_wrong_header_is_told(client: TestClient, header: str) -> None:
+    answer = client.post("/api/validate-yaml", json={"content": f"---\n{header}\n---\ntext", "repoType": "model"})
+    assert (answer.status_code, len(answer.json()["errors"])) == (400, 1)
+
+
+def test_a_card_of_blank_lines_is_read_in_one_pass(client: TestClient) -> None:
+    started = time.monotonic()
+    answer = client.post("/api/validate-yaml", json={"content": "---" + "\n" * 200_000})
+    assert (answer.json()["errors"], len(answer.json()["warnings"])) == ([], 1)
+    assert time.monotonic() - started < 5
+    good = client.post("/api/validate-yaml", json={"content": "---\r\nlicense: mit\r\n---\r\n# text"})
+    assert good.json() == {"errors": [], "warnings": []}
+
+
+@pytest.mark.parametrize("body", [{}, {"name": None}, {"name": 5}, {"name": ""}])
+def test_a_repository_or_tag_without_a_name_is_refused(client: TestClient, body: dict[str, Any]) -> None:
+    answer = client.post("/api/repos/create", json={**body, "type": "dataset"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "E-JSON")
+    assert client.get("/api/datasets").json() == []
+    create(client)
+    answer = client.post(f"{REPO}/tag/main", json={"tag": body.get("name")})
+    assert (answer.status_code, answer.json()["code"]) == (400, "E-JSON")
+
+
+def test_concurrent_parts_over_the_quota_are_refused_and_leave_nothing(
+    worker: DataWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "PART_BYTES", 100_000)
+    client = TestClient(
+        build_data_app(worker.settings, worker.repositories), base_url="http://127.0.0.1",
+        headers=worker.bearer("small"),
+    )  # fmt: skip
+    create(client)
+    links = [offer(client, data, "small/chats")["actions"]["upload"]["header"]
+             for data in (b"a" * 700_000, b"b" * 700_000)]  # fmt: skip
+    parts = [(link[f"{number}"], letter * 100_000) for link, letter in zip(links, (b"a", b"b"), strict=True)
+             for number in range(1, 8)]  # fmt: skip
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda part: client.put(part[0], content=part[1]), parts))
+    assert {answer.status_code for answer in answers} == {200, 403}
+    usage = worker.repositories.quotas.read("small")
+    assert (usage.total, [entry.uploads for entry in usage.reserved.values()]) == (700_000, [1])
+
+
+def test_a_damaged_repository_keeps_no_other_tenant_from_collection(worker: DataWorker, caplog: Any) -> None:
+    repositories = worker.repositories
+    for tenant in ("damaged", "later"):
+        repositories.create(parse_repository("datasets", f"{tenant}/chats"), "test")
+    refs = worker.settings.repositories / "tenants/damaged/datasets/chats/refs.json"
+    refs.write_text("{")
+    blob = worker.settings.repositories / "tenants/later/blobs/aa" / ("a" * 64)
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"x")
+    os.utime(blob, (1, 1))
+    staging = Staging(worker.settings.repositories / "staging", 3600)
+    deadline = time.monotonic() + 10
+    with collecting(repositories, staging, every_s=0.1):
+        while blob.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert not blob.exists()
+    assert "the collection of damaged failed" in caplog.text

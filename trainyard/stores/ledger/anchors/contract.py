@@ -7,6 +7,7 @@ keys.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,8 @@ from trainyard.stores.ledger.log import Head
 from trainyard.stores.ledger.merkle import range_root
 
 REQUEST_S = 20.0
-"""Of one request to an anchor."""
+"""Of one request to an anchor, with its whole answer."""
+MAX_ANSWER_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,35 @@ class AnchorKind:
 def is_beginning(head: Head, size: int, root: bytes) -> bool:
     """Return whether a log begins with the tree of this size and root."""
     return size <= head.size and range_root(0, size, head.tiles.subtree) == root
+
+
+@dataclass(frozen=True)
+class AnchorAnswer:
+    """Answer of an anchor over HTTP."""
+
+    status: int
+    kind: str
+    """Its content type."""
+    body: bytes
+
+
+def request_anchor(method: str, url: str, body: bytes = b"", content_type: str = "") -> AnchorAnswer:
+    """Return the answer to a request, which is small and comes in time: others wait for their turn.
+
+    Raises `httpx.HTTPError`.
+    """
+    import httpx  # half a second, and only requests need it
+
+    deadline, data = time.monotonic() + REQUEST_S, bytearray()
+    headers = {"content-type": content_type} if content_type else {}
+    with httpx.stream(method, url, content=body, headers=headers, timeout=REQUEST_S, follow_redirects=False) as reply:
+        for block in reply.iter_bytes():
+            data += block
+            if len(data) > MAX_ANSWER_BYTES:
+                raise httpx.ReadError("the answer is too long")
+            if time.monotonic() > deadline:
+                raise httpx.ReadTimeout("the answer takes too long")
+        return AnchorAnswer(reply.status_code, reply.headers.get("content-type", ""), bytes(data))
 
 
 def build_unreachable(what: str, why: str = "", code: str = "E-SERVER-UNREACHABLE") -> Unavailable:

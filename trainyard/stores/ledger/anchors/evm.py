@@ -34,6 +34,7 @@ COMPILED = Path(__file__).with_name("LedgerAnchor.json")
 RECEIPT_S = 120.0
 """A block takes 12 s on Ethereum."""
 MOST_SEEN = 1_000
+"""The newest anchors of a sender that are read: the contract has checked that those before are their beginning."""
 
 
 def read_compiled() -> JsonObject:
@@ -152,6 +153,9 @@ def look_on_chain(setting: EvmAnchor, origin: str, records: Sequence[AnchorRecor
         chain = line.web3.eth.chain_id
         if elsewhere := [record for record in records if record.facts.get("chain") != chain]:
             raise Corrupt(f"The node is of chain {chain}; {elsewhere[0].size:,} entries were anchored on another.")
+        contract = setting.contract.lower()
+        if others := [record for record in records if str(record.facts.get("contract")).lower() != contract]:
+            raise Corrupt(f"{others[0].size:,} entries were anchored in {others[0].facts.get('contract')}.")
         senders = dict.fromkeys([line.sender, *(str(record.facts.get("sender")) for record in records)])
         return [seen for sender in senders for seen in line.read_seen(sender, hash_origin(origin))]
 

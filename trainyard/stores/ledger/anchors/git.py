@@ -93,7 +93,7 @@ def fetch_copy(setting: GitAnchor) -> None:
 
 
 def look_in_git(setting: GitAnchor, origin: str, records: Sequence[AnchorRecord]) -> list[SeenCheckpoint]:
-    """Return the checkpoint of every commit of the branch, here and at the remote.
+    """Return the checkpoint of every commit of the branch that has one, here and at the remote.
 
     Raises `Corrupt` where a commit that was made is in neither: the branch was rewritten.
     """
@@ -113,6 +113,8 @@ def look_in_git(setting: GitAnchor, origin: str, records: Sequence[AnchorRecord]
     output, seen = run_git(setting, "cat-file", "--batch", data=requests), []
     for commit, time in times.items():
         header, _, output = output.partition(b"\n")
+        if header.endswith(b" missing"):  # a commit that takes the file away; those before it are in the branch
+            continue
         length = int(header.split()[-1])
         seen.append(read_seen(output[:length], origin, f"commit {commit[:12]}", time))
         output = output[length + 1 :]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -87,6 +87,10 @@ def records_folder(ledger: Ledger) -> Path:
     return ledger.folder / "anchors"
 
 
+def record_file(ledger: Ledger, size: int, name: str) -> Path:
+    return records_folder(ledger) / f"{size:09d}-{name}.json"
+
+
 def read_records(ledger: Ledger, name: str = "") -> list[AnchorRecord]:
     """Return what is kept about anchored checkpoints, the smallest first. Raises `Corrupt` for a changed file."""
     records = []
@@ -117,12 +121,11 @@ def read_part(path: Path, part: str, digest: str) -> bytes:
 
 def write_record(ledger: Ledger, record: AnchorRecord) -> str:
     """Write a record, its parts first; return the digest of it."""
-    folder = records_folder(ledger)
-    path = folder / f"{record.size:09d}-{record.name}.json"
+    path = record_file(ledger, record.size, record.name)
     fields = asdict(record)
     parts = {part: fields.pop(part) for part in PARTS}
     with translate_os_errors("The record of an anchor was not written"):
-        make_folders(DISK, folder)
+        make_folders(DISK, path.parent)
         for part, data in parts.items():
             if data:
                 write_whole(DISK, path.with_suffix(PARTS[part]), data)
@@ -261,11 +264,11 @@ def list_due(ledger: Ledger, anchors: Settings, every: str, now: float) -> list[
         records = read_records(ledger, name)
         size, anchored = (records[-1].size, records[-1].time) if records else (0, 0.0)
         if name in pending:
-            is_due = now >= pending[name].next_try
+            is_due = not now < pending[name].next_try <= now + LAST_RETRY_S  # later: the clock was set back since
         elif every == "night":
             is_due = any(head.entry(seq).get("node") == NIGHT_NODE for seq in range(size, head.size))
         else:
-            is_due = now - anchored >= PERIODS_S[every]
+            is_due = not 0 <= now - anchored < PERIODS_S[every]
         if is_due and has_news(head, size):
             due.append(name)
     return due
@@ -279,9 +282,12 @@ NIGHT_NODE = "nightly"
 # Verification
 
 
-def check_records(ledger: Ledger, head: Head) -> tuple[list[str], list[str]]:
-    """Return the problems and the facts of what is kept about anchors, without asking any of them."""
-    problems, lines = [], []
+def check_records(ledger: Ledger, head: Head, numbers: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Return the problems and the facts of what is kept about anchors, without asking any of them.
+
+    `numbers` are the entries of kind `anchored`.
+    """
+    problems, lines = [*compare_entries(ledger, head, numbers)], []
     try:
         records = read_records(ledger)
     except TrainyardError as error:
@@ -298,6 +304,17 @@ def check_records(ledger: Ledger, head: Head) -> tuple[list[str], list[str]]:
         newest[record.name] = record
     lines += [f"{r.size:,} entries by {name} ({r.kind}), {r.where}; not asked" for name, r in newest.items()]
     return problems, lines
+
+
+def compare_entries(ledger: Ledger, head: Head, numbers: Sequence[int]) -> Iterator[str]:
+    """Yield which records of anchors are not those that the ledger's entries name."""
+    for seq in numbers:
+        entry = head.entry(seq)
+        path = record_file(ledger, int(entry["size"]), str(entry["anchor"]))
+        if not path.is_file():
+            yield f"The record {path.name}, which entry {seq} names, is not there any more."
+        elif sha256(path.read_bytes()).hexdigest() != entry.get("record_sha256"):
+            yield f"The record {path.name} is not the one that entry {seq} names."
 
 
 def verify_anchors(ledger: Ledger, head: Head, anchors: Settings) -> list[AnchorVerification]:

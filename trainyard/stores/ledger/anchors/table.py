@@ -39,6 +39,6 @@ ANCHOR_KINDS: Mapping[str, AnchorKind] = {
     ),
     "evm": AnchorKind(
         place_on_chain, look_on_chain,
-        "this sender has anchored one history alone up to these entries, in a block of that time",
+        "this sender has anchored one history alone up to these entries, in a block of that time", lists_all=False,
     ),
 }  # fmt: skip

@@ -13,18 +13,17 @@ from hashlib import sha256
 from trainyard.anchor_settings import TimestampAnchor
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.stores.ledger.anchors.contract import (
-    REQUEST_S,
     AnchorRecord,
     PlacedCheckpoint,
     SeenCheckpoint,
     build_unreachable,
+    request_anchor,
     require_package,
 )
 from trainyard.stores.ledger.log import Head
 from trainyard.stores.ledger.notes import parse_checkpoint, parse_note
 
 QUERY, REPLY = "application/timestamp-query", "application/timestamp-reply"
-MAX_TOKEN_BYTES = 64 << 10
 
 
 def place_timestamp(setting: TimestampAnchor, head: Head, _records: Sequence[AnchorRecord]) -> PlacedCheckpoint:
@@ -39,18 +38,15 @@ def place_timestamp(setting: TimestampAnchor, head: Head, _records: Sequence[Anc
 
     request = TimestampRequestBuilder().data(head.note.data).hash_algorithm(HashAlgorithm.SHA256).build()
     try:
-        reply = httpx.post(
-            setting.url, content=request.as_bytes(), headers={"Content-Type": QUERY}, timeout=REQUEST_S,
-            follow_redirects=False,
-        )  # fmt: skip
+        answer = request_anchor("POST", setting.url, request.as_bytes(), QUERY)
     except httpx.HTTPError as error:
         raise build_unreachable("The timestamp authority does not answer.", type(error).__name__) from error
-    if reply.status_code != httpx.codes.OK or len(reply.content) > MAX_TOKEN_BYTES:
+    if answer.status != httpx.codes.OK:
         raise build_unreachable(
-            f"The timestamp authority answered with status {reply.status_code}.", code="E-SERVER-REFUSED"
+            f"The timestamp authority answered with status {answer.status}.", code="E-SERVER-REFUSED"
         )
-    time, name = verify_token(setting, head.note.data, reply.content, nonce=request.nonce)
-    return PlacedCheckpoint(f"timestamp of {name}", {"stamped": time, "authority": name}, reply.content)
+    time, name = verify_token(setting, head.note.data, answer.body, nonce=request.nonce)
+    return PlacedCheckpoint(f"timestamp of {name}", {"stamped": time, "authority": name}, answer.body)
 
 
 def verify_token(setting: TimestampAnchor, note: bytes, token: bytes, nonce: int | None = None) -> tuple[float, str]:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 
 from trainyard.anchor_settings import WitnessAnchor
 from trainyard.errors import Corrupt
 from trainyard.stores.ledger.anchors.contract import (
-    REQUEST_S,
     AnchorRecord,
     PlacedCheckpoint,
     SeenCheckpoint,
     build_unreachable,
+    request_anchor,
 )
 from trainyard.stores.ledger.log import CHECKPOINT, Head
 from trainyard.stores.ledger.merkle import prove_consistency
 from trainyard.stores.ledger.notes import Note, PublicKey, hash_origin, parse_checkpoint, parse_note, parse_vkey
 
 SIZE_TYPE = "text/x.tlog.size"
+SIZE = re.compile(rb"[0-9]{1,18}")
 NOT_FOUND = (404, 405)
 OK, CONFLICT, ANOTHER_HISTORY = 200, 409, 422
 
@@ -36,11 +38,10 @@ def request_witness(setting: WitnessAnchor, method: str, path: str, body: bytes 
     import httpx  # half a second, and only requests need it
 
     try:
-        url = f"{setting.url.rstrip('/')}/{path}"
-        reply = httpx.request(method, url, content=body, timeout=REQUEST_S, follow_redirects=False)
+        answer = request_anchor(method, f"{setting.url.rstrip('/')}/{path}", body)
     except httpx.HTTPError as error:
         raise build_unreachable("The witness does not answer.", type(error).__name__) from error
-    return reply.status_code, reply.headers.get("content-type", ""), reply.content[: 64 << 10]
+    return answer.status, answer.kind, answer.body
 
 
 def place_at_witness(setting: WitnessAnchor, head: Head, records: Sequence[AnchorRecord]) -> PlacedCheckpoint:
@@ -49,7 +50,8 @@ def place_at_witness(setting: WitnessAnchor, head: Head, records: Sequence[Ancho
     key = parse_vkey(setting.key)
     old = max((record.size for record in records), default=0)
     status, kind, body = request_witness(setting, "POST", "add-checkpoint", write_request(head, min(old, head.size)))
-    if status == CONFLICT and kind.partition(";")[0].strip() == SIZE_TYPE and body.strip().isdigit():
+    is_size = kind.partition(";")[0].strip() == SIZE_TYPE and SIZE.fullmatch(body.strip())
+    if status == CONFLICT and is_size:
         old = int(body)
         if old > head.size:
             raise Corrupt(
