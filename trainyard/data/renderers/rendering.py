@@ -191,7 +191,7 @@ class Renderer(TemplateText):
         last = len(turns) - 1
         try:
             text = self.text(turns, tools)
-            start = self.answer_start(turns[:-1], tools, text) if last else 0
+            start = self.answer_start(turns[:-1], tools, text)
         except TemplateError:
             return None
         end = self.turn_end(text)

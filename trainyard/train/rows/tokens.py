@@ -371,7 +371,7 @@ def require_accepted(ledger: TokenLedger, limit: float) -> None:
         f"The chat template refuses {ledger.rows['dropped_template']} of {ledger.rows['read']} rows "
         f"({ledger.refused_share:.1%}).",
         why=f"At most {limit:.1%} may be lost. The template says: {ledger.refusal_words()}.",
-        do="Correct the rows, set engine.template to a renderer that takes them (`trainyard renderers list`), or raise "
-        "max_bad_fraction of the data source.",
+        do="Correct the rows, set engine.template to a renderer that takes them (`trainyard renderers verify`), or "
+        "raise max_bad_fraction of the data source.",
         code="E-DATA-BAD-ROWS",
     )
