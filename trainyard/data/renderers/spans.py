@@ -296,7 +296,7 @@ class TemplateText:
         return header_start + len(header) if header_start >= 0 else None
 
     def first_answer_start(self, whole: str) -> int | None:
-        """Return where the text of an assistant that speaks first starts; what stands before it is the template's."""
+        """Return where the text of an assistant that speaks first starts; what is before it belongs to the template."""
         header = self.header.lstrip()
         if not header:
             return self.border(self.text([ASKED]), whole)
