@@ -114,7 +114,7 @@ def format_error(records: list[Mapping[str, object]], data_format: DataFormat, w
 
 
 def suggest_form(records: Sequence[Mapping[str, object]], keys: Sequence[str]) -> str:
-    """Return what to do with rows of no known shape: name their columns, or write the rows that one of them contains."""
+    """Return what to do with rows of no known shape: name their columns, or write the rows inside of one of them."""
     nested = (key for record in records for key, value in record.items() if contains_rows(value))
     if len(records) == 1 and (key := next(nested, None)) is not None:
         return f"Write the list under {key[:40]!r} as the file: each of its objects is a row."
