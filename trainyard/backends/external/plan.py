@@ -40,6 +40,7 @@ from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, require_same_base
 from trainyard.train.methods.lora import adapter_shape
 from trainyard.train.methods.targets import list_adapted, targets
+from trainyard.train.model.sampling import find_pad_id
 from trainyard.train.progress import Counted, Origin, account_fields
 from trainyard.train.rows.batching import BatchPlan, Cut
 from trainyard.train.rows.prompts import TokenShare
@@ -73,7 +74,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
         "total_steps": total,
         "steps_per_epoch": plan.steps_per_epoch,
         "save_steps": save_steps(job.config.hyperparameters, total),
-        "pad_id": tokenizer.pad_token_id,
+        "pad_id": find_pad_id(tokenizer),
         "lora": adapter(job, plan_folder, first_weights=first_weights),
         "ledger": ledger,
         "account": account_fields(asdict(planned), Origin.PLAN),
