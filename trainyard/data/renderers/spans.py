@@ -84,7 +84,7 @@ class Control:
         if MARKERS.search(text) or not (start or self.keeps_start):
             # A lone marker is dropped and has the rest encoded as text that continues.
             return encode_marked_chat(self.tokenizer, text if start else OPEN + text)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def ids_of_texts(self, texts: Sequence[str], starts: Sequence[bool]) -> list[list[int]]:
         """Ids of several texts, as `ids` gives them. The tokenizer encodes those without marks in one call, on every

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, tokenization_utils_base
 
 from tests.unit.data.renderers.toys import SYSTEM, TALK, assistant, example, toy, user
 from trainyard.data.renderers.choice import choose_template
@@ -78,6 +78,16 @@ def test_a_rewritten_turn_of_an_assistant_that_speaks_first_is_learned_without_i
     whole, apart = toy("gpt-oss").cut([assistant("zero"), user("one"), assistant("two")]).examples
     assert [piece.text for piece in whole if piece.learned] == ["<|channel|>final<|message|>two<|return|>"]
     assert [piece.text for piece in apart if piece.learned] == ["<|channel|>final<|message|>zero<|return|>"]
+
+
+def test_a_row_that_is_cut_later_gives_no_warning_of_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers warns of indexing errors where a text is longer than the model's context."""
+    renderer, warned = toy("chatml"), list[object]()
+    monkeypatch.setattr(renderer.tokenizer, "model_max_length", 4)
+    monkeypatch.setattr(tokenization_utils_base.logger, "warning", lambda *arguments: warned.append(arguments))
+    assert len(renderer.ids(renderer.text(TALK))) > 4
+    assert len(renderer.render(TALK).ids) > 4
+    assert not warned
 
 
 def test_every_token_knows_its_message() -> None:
