@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from tests.small_jobs import Jobs, preference_rows, train_here
+from tests.small_jobs import Jobs, preference_rows, train_here, write_base_without
 from trainyard.data.renderers.rendering import Renderer, build_turn
 from trainyard.spec.axes.data import Port
 from trainyard.train.rl.reward_model import RewardModelScorer, ScorerSource, load_reward_model
@@ -17,24 +16,12 @@ from trainyard.train.rl.reward_model import RewardModelScorer, ScorerSource, loa
 HYPER = {"max_steps": 3, "batch_size": 2, "learning_rate": 1e-4}
 
 
-def write_base(tiny_model: Path, folder: Path, *missing: str) -> Path:
-    """The tiny model without some of its special tokens: `pad`, `eos`."""
-    folder.mkdir()
-    for path in tiny_model.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    for name, suffix in (("tokenizer_config.json", ""), ("config.json", "_id"), ("generation_config.json", "_id")):
-        values = json.loads((folder / name).read_text())
-        values |= {f"{token}_token{suffix}": None for token in missing}
-        (folder / name).write_text(json.dumps(values))
-    return folder
-
-
 @pytest.mark.parametrize(("port", "stage"), [(Port.SFT, "sft"), (Port.PREFERENCE, "dpo"), (Port.PREFERENCE, "reward")])
 @pytest.mark.parametrize("backend", ["native", "trl"])
 def test_a_base_without_padding_and_end_of_text_is_trained(
     backend: str, port: Port, stage: str, jobs: Jobs, tmp_path: Path
 ) -> None:
-    base = write_base(jobs.model, tmp_path / "base", "pad", "eos")
+    base = write_base_without(jobs.model, tmp_path / "base", "pad", "eos")
     ran = train_here(jobs(port, base=base, stage=stage, backend=backend, hyperparameters=HYPER), tmp_path / "bare")
     whole = train_here(jobs(port, stage=stage, backend=backend, hyperparameters=HYPER), tmp_path / "whole")
     assert ran.record["losses"][-1] == pytest.approx(whole.record["losses"][-1], abs=1e-5)
@@ -43,7 +30,7 @@ def test_a_base_without_padding_and_end_of_text_is_trained(
 @pytest.mark.parametrize("backend", ["native", "trl"])
 def test_a_reward_is_trained_where_completions_are_scored(backend: str, jobs: Jobs, tmp_path: Path) -> None:
     """Where the end of text pads, too, every row ends with the padding token, and its score is read there."""
-    base = write_base(jobs.model, tmp_path / "base", "pad")
+    base = write_base_without(jobs.model, tmp_path / "base", "pad")
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     hyper = {"max_steps": 30, "batch_size": 4, "learning_rate": 1e-2}
     ran = train_here(
