@@ -20,6 +20,7 @@ from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import SftSettings, Stage
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.rows import reasoning
 from trainyard.train.rows.prompts import NO_LIMIT, encode_prompts, require_any_prompt
 from trainyard.train.rows.tokens import (
     TokenLedger,
@@ -120,6 +121,18 @@ def fit_rows(
         truncated=ledger.rows["truncated"],
         notes=tuple(ledger.notes()),
     )
+
+
+def require_reasoning(
+    config: TrainerConfig, path: Path, port: Port, tokenizer: PreTrainedTokenizerBase, deadline: float
+) -> None:
+    """Raise `InvalidInput` as a training of a latent technique would where no row has steps of reasoning."""
+    rows = read_until(deadline, shapes.read_rows(path, port))
+    if port in config.stage.facts.instead:
+        rows = map(shapes.to_chosen_row, rows)
+    _, ledger = reasoning.encode(rows, tokenizer, config, steps=True)
+    require_accepted(ledger, config.refusal_limit)
+    require_targets(ledger)
 
 
 def read_until(deadline: float, rows: Iterable[Any]) -> Iterator[Any]:

@@ -149,6 +149,16 @@ def test_check_and_run_agree_on_a_share_of_the_rows(rows: str, code: str, here: 
     assert begin_run(chain, here, tmp_path / "run") == code
 
 
+@pytest.mark.parametrize(("steps", "code"), [({}, "E-DATA-EMPTY"), ({"steps": ["It is a valve."]}, "")])
+def test_check_and_run_agree_on_steps_of_reasoning(
+    steps: dict[str, Any], code: str, here: Settings, tmp_path: Path
+) -> None:
+    (here.working_folder / "rows.jsonl").write_text(make_lines({"question": "A valve?", "answer": "Yes.", **steps}))
+    chain = make_chain({"path": "rows.jsonl"}, {"type": "sft", "latent": {"type": "coconut"}})
+    assert verdict_of_check(chain, here) == ([code] if code else [])
+    assert begin_run(chain, here, tmp_path / "run") == code
+
+
 def test_check_refuses_a_control_whose_answers_are_alike(here: Settings) -> None:
     nodes: list[dict[str, Any]] = [
         {"type": "data_source", "id": "rows", "config": {"path": "rows.jsonl", "heldout": {"path": "unseen.jsonl"}}},
