@@ -179,3 +179,15 @@ def write_broken_model(tiny_model: Path, folder: Path) -> Path:
     weights[name][0, 0] = math.nan
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def write_base_without(tiny_model: Path, folder: Path, *missing: str) -> Path:
+    """The tiny model without some of its special tokens: `pad`, `eos`."""
+    folder.mkdir()
+    for path in tiny_model.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    for name, suffix in (("tokenizer_config.json", ""), ("config.json", "_id"), ("generation_config.json", "_id")):
+        values = json.loads((folder / name).read_text())
+        values |= {f"{token}_token{suffix}": None for token in missing}
+        (folder / name).write_text(json.dumps(values))
+    return folder

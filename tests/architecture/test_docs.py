@@ -34,6 +34,7 @@ LOOSE_PAGES = {"glossary"}
 """A page without a command: a table of words."""
 CODE = re.compile(r"\b([RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*)\b")
 COMMAND = re.compile(r"(?:^ *|`)trainyard ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", re.MULTILINE)
+MESSAGE_COMMAND = re.compile(r"`trainyard ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?(?=[` .:,])")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 RESERVED_NODE = re.compile(r"\b(?:graph|flowchart|subgraph|end|style|class|click|default)(?=[\[({>])", re.IGNORECASE)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
@@ -142,14 +143,23 @@ def test_codes_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", READER_PAGES, ids=lambda page: page.stem)
 def test_commands_exist(page: Path) -> None:
+    assert not unknown_commands(COMMAND.findall(page.read_text()))
+
+
+def test_commands_that_messages_name_exist() -> None:
+    texts = {path: path.read_text() for path in sources("trainyard", "nodes", "flows", "tasks")}
+    named = {path.stem: unknown_commands(MESSAGE_COMMAND.findall(text)) for path, text in texts.items()}
+    assert not {name: commands for name, commands in named.items() if commands}
+
+
+def unknown_commands(named: list[tuple[str, str]]) -> list[str]:
     commands = GROUPS | set(OPERATIONS) | set(app.commands)
-    unknown = [
+    return [
         f"{first} {second}".strip()
-        for first, second in COMMAND.findall(page.read_text())
+        for first, second in named
         if first not in commands
         or (first in GROUPS and second and not takes_argument(first) and f"{first} {second}" not in commands)
     ]
-    assert not unknown
 
 
 def takes_argument(word: str) -> bool:

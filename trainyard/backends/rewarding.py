@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
+from trainyard.train.model.sampling import find_pad_id
 from trainyard.train.rl.environments import Environment
 from trainyard.train.rl.reward_model import (
     RewardModelScorer,
@@ -40,7 +41,7 @@ def make_panel(
         assert source is not None, "asked for above"
         require_same_tokens(source, tokenizer)
         model = load_reward_model(source, device, job.config.hyperparameters.seed)
-        scorers["reward_model"] = RewardModelScorer(model, int(tokenizer.pad_token_id))
+        scorers["reward_model"] = RewardModelScorer(model, find_pad_id(tokenizer))
         emit("reward_model", text=f"the reward model {source.folder.name} scores every completion")
     if job.judges:
         scorers["judge"] = judge_scorer(job)

@@ -22,6 +22,7 @@ from trainyard.data.quarantine import REPORT_FILE
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.data import Port
+from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import new_file
 from trainyard.train.rows.shuffled_control import shuffle_answers, shuffle_preferences
 
@@ -43,15 +44,21 @@ def find_port(job: TrainingJob) -> Port:
 
 
 def read_rows(job: TrainingJob) -> Iterable[Any]:
-    """Return every row of the job, in the shape of its stage, the control applied. Read as they are requested.
+    """Return every row of the job; see `split_rows`."""
+    port = find_port(job)
+    return split_rows(job.config, Path(job.data[port]), port)
+
+
+def split_rows(config: TrainerConfig, folder: Path, port: Port) -> Iterable[Any]:
+    """Return every row of a set, in the shape of a trainer's stage, the control applied. Read as they are requested.
 
     The split of those that are held out for evaluation is `evaluation`. Raises `InvalidInput` (`E-DATA-EMPTY`) where a
-    share leaves none.
+    share leaves none, or answers are too much alike for the control.
     """
-    evaluation, seed = job.config.eval, job.config.hyperparameters.seed
+    evaluation, seed = config.eval, config.hyperparameters.seed
     if evaluation is None or not evaluation.held_out_share:
-        return stage_rows(job)
-    training = (row for row in map(plain_text, stage_rows(job)) if row.split == shapes.TRAIN)
+        return stage_rows(config, folder, port)
+    training = (row for row in map(plain_text, stage_rows(config, folder, port)) if row.split == shapes.TRAIN)
     held_out = first_rows((row_order(row, seed) for row in training), evaluation.held_out_share, evaluation.max_rows)
     if not held_out:
         raise InvalidInput(
@@ -66,7 +73,7 @@ def read_rows(job: TrainingJob) -> Iterable[Any]:
             row.split = shapes.EVALUATION
         return row
 
-    return map(mark_row, map(plain_text, stage_rows(job)))
+    return map(mark_row, map(plain_text, stage_rows(config, folder, port)))
 
 
 def evaluation_rows(job: TrainingJob) -> list[Any]:
@@ -115,15 +122,15 @@ def list_mixed_sets(job: TrainingJob) -> list[str]:
     return list(report.get("mixture") or ())
 
 
-def stage_rows(job: TrainingJob) -> Iterable[Any]:
-    """Return every row of the job's data set, in the shape of its stage, the control applied."""
-    facts, port = job.config.stage.facts, find_port(job)
-    rows: Iterable[Any] = shapes.read_rows(Path(job.data[port]) / shapes.ROWS_FILE, port)
+def stage_rows(config: TrainerConfig, folder: Path, port: Port) -> Iterable[Any]:
+    """Return every row of a set, in the shape of a trainer's stage, the control applied."""
+    facts = config.stage.facts
+    rows: Iterable[Any] = shapes.read_rows(folder / shapes.ROWS_FILE, port)
     if port in facts.instead:
         rows = map(shapes.to_chosen_row, rows)
-    if job.config.control == "shuffled_answers":
+    if config.control == "shuffled_answers":
         shuffle: Any = shuffle_preferences if Port.PREFERENCE in facts.ports else shuffle_answers
-        rows = shuffle(list(rows), job.config.hyperparameters.seed)
+        rows = shuffle(list(rows), config.hyperparameters.seed)
     return rows
 
 

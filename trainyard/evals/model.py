@@ -33,7 +33,7 @@ from trainyard.train.latent.contract import LatentModule
 from trainyard.train.latent.table import load_technique as load_latent
 from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base, using_adapter
 from trainyard.train.methods.loading import load_for_answers, require_memory
-from trainyard.train.model.sampling import sample
+from trainyard.train.model.sampling import find_pad_id, sample
 
 LOGITS_AT_ONCE = 1 << 27
 """Largest number of logits of a batch: 512 MiB in float32."""
@@ -172,7 +172,7 @@ class HuggingFaceModel:
                 attention_mask=torch.ones_like(prompt_BT),
                 max_new_tokens=max_tokens,
                 do_sample=False,
-                pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+                pad_token_id=find_pad_id(tokenizer),
             )
         answer_ids = said_BT[0, len(ids) :]
         return str(tokenizer.decode(answer_ids, skip_special_tokens=True)).strip(), len(answer_ids)

@@ -19,6 +19,7 @@ from trainyard.data.renderers.rendering import Renderer
 from trainyard.evals.cases import Case, Turn, Value
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.evals.model import load_tokenizer, pick_device
+from trainyard.train.model.head import row_scores
 from trainyard.train.rl.reward_model import ScorerSource, load_reward_model
 
 
@@ -65,8 +66,7 @@ class RewardModel:
             return None
         row_1T = torch.tensor([ids], device=self.model.device)
         with torch.inference_mode():
-            logits_11 = self.model(input_ids=row_1T, attention_mask=torch.ones_like(row_1T), use_cache=False).logits
-        return float(logits_11[0, 0])
+            return float(row_scores(self.model, row_1T, torch.ones_like(row_1T))[0])
 
 
 def load_reward_participants(job: EvaluationJob) -> dict[str, Chance | RewardModel]:

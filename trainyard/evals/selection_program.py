@@ -28,6 +28,7 @@ from trainyard.evals.model import pick_device
 from trainyard.evals.selection import SCORES_FILE, SelectionJob
 from trainyard.train.methods.loading import training_record
 from trainyard.train.model.positions import find_context
+from trainyard.train.model.sampling import find_pad_id
 from trainyard.train.rl.reward_model import RewardModelScorer, find_source, load_own_tokenizer, load_reward_model
 
 AT_ONCE = 256
@@ -123,5 +124,5 @@ def load_judge(job: SelectionJob) -> AnswerJudge:
     tokenizer = load_own_tokenizer(source)
     model = load_reward_model(source, pick_device(job.device), job.seed)
     return AnswerJudge(
-        RewardModelScorer(model, int(tokenizer.pad_token_id or 0)), Renderer(tokenizer), find_context(model.config)
+        RewardModelScorer(model, find_pad_id(tokenizer)), Renderer(tokenizer), find_context(model.config)
     )

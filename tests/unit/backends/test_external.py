@@ -36,6 +36,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.unsloth.backend import BACKEND as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
 from trainyard.compute.events import LineTail
+from trainyard.data.rows import Message, PreferenceRow, write_rows
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import OWN_KEYS, BackendName
 from trainyard.spec.axes.data import Port
@@ -182,6 +183,17 @@ def test_preference_rows_are_written_as_rendered_text(stage: str, jobs: Jobs, tm
     else:
         assert row["prompt"].endswith("<|im_start|>assistant\n")
         assert row["chosen" if stage == "dpo" else "completion"].startswith("A node 0 reads.<|im_end|>")
+
+
+def test_a_row_whose_text_spells_a_control_token_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    """Written as text, the tool's tokenizer would end the user's turn there."""
+    question = Message("user", "What ends a turn: <|im_end|>?")
+    sides = [[Message("assistant", text)] for text in ("A token.", "No idea.")]
+    write_rows(tmp_path / "data" / "rows.arrow", Port.PREFERENCE, [PreferenceRow([question], *sides, source="a.csv:2")])
+    job = jobs(Port.PREFERENCE, stage="dpo", backend="axolotl")
+    job = job.model_copy(update={"data": {Port.PREFERENCE: str(tmp_path / "data")}})
+    with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: The row a\.csv:2 contains the text of a control token"):
+        plan_job(job, tmp_path / "job")
 
 
 def test_reward_rows_of_several_turns_have_no_form_in_axolotl() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tests.small_jobs import Jobs, train_here
+from tests.small_jobs import Jobs, train_here, write_base_without
 from trainyard.backends.rows import to_chat_json
 from trainyard.backends.script import files
 from trainyard.backends.script.templates import BUILT_IN
@@ -103,10 +103,26 @@ def test_the_script_takes_the_steps_of_the_native_engine(
     assert report["tokens"] == native["tokens"]
 
 
+def test_the_script_reads_a_reward_where_the_native_engine_does(
+    jobs: Jobs, script: ModuleType, tmp_path: Path, home: Path
+) -> None:
+    """Where the end of text pads, too, every row ends with the padding token."""
+    config = {"base": write_base_without(jobs.model, tmp_path / "base", "pad"), "stage": "reward"}
+    config["hyperparameters"] = {"max_steps": STEPS}
+    native = train_here(jobs(Port.PREFERENCE, backend="native", **config), tmp_path / "native").record
+    files.write(jobs(Port.PREFERENCE, backend="script", **config), tmp_path / "mine", keep_work=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script.main(str(tmp_path / "mine" / "spec.json"))
+    report = json.loads((tmp_path / "mine" / "output" / "report.json").read_text())
+    assert [row[1] for row in report["losses"]] == pytest.approx([row[1] for row in native["losses"]], abs=CLOSE)
+
+
 ROWS = [
     SftRow([Message("user", "One?"), Message("assistant", "First."), Message("user", "A <|im_end|> in it?"),
             Message("assistant", "Second.\n")]),
     SftRow([Message("user", "One?"), Message("assistant", "First."), Message("user", "and then?")]),
+    SftRow([Message("assistant", "Hello."), Message("user", "One?"), Message("assistant", "First.")]),
 ]  # fmt: skip
 PAIR = PreferenceRow([Message("user", "What?")], [Message("assistant", "A node.")], [Message("assistant", "No.")])
 

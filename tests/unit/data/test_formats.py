@@ -149,6 +149,7 @@ def test_tool_calls_in_every_spelling(record: dict[str, Any]) -> None:
             "non_preferred_output": [{"role": "assistant", "content": "No."}],
         },
         {"chosen": "\n\nHuman: Why?\n\nAssistant: Because.", "rejected": "\n\nHuman: Why?\n\nAssistant: No."},
+        {"prompt": "\n\nHuman: Why?\n\nAssistant:", "chosen": "Because.", "rejected": "No."},
     ],
 )
 def test_preference_spellings_become_one_pair(record: dict[str, Any]) -> None:
@@ -177,6 +178,16 @@ def test_openai_carries_chats_preferences_and_labels() -> None:
     rows = [normalise_record(record, DataFormat.OPENAI) for record in ({"messages": CHAT}, pair)]
     assert [type(row) for row in rows] == [SftRow, PreferenceRow]
     assert isinstance(normalise_record({"messages": CHAT, "label": False}, DataFormat.OPENAI), LabelledRow)
+
+
+def test_a_prompt_that_is_a_transcript_becomes_its_turns() -> None:
+    transcript = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant: "
+    before = [Message("user", "Hi"), Message("assistant", "Hello"), ASK]
+    assert normalise_record({"prompt": transcript, "response": "Because."}) == SftRow([*before, SAY])
+    assert normalise_record({"prompt": transcript, "completion": "Because.", "label": 1}).prompt == before
+    assert normalise_record({"prompt": transcript}).prompt == before
+    for text in ("Why? Human: and Assistant:", "\n\nHuman: Why?", "\n\nAssistant:", "\n\nHuman:\n\nAssistant:"):
+        assert normalise_record({"prompt": text, "completion": "Because."}).messages == [Message("user", text), SAY]
 
 
 def test_text_and_documents_rows() -> None:
@@ -389,6 +400,23 @@ def test_every_format_of_the_axis_has_shapes() -> None:
         "openai_preference", "preference", "labelled", "openai", "sharegpt", "alpaca", "prompt_completion", "text",
         "prompt",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("records", "advice"),
+    [
+        ([{"data": [{"prompt": "Why?", "completion": "So."}]}], "Write the list under 'data' as the file"),
+        (
+            [{"contents": [{"role": "user", "parts": []}], "model": "m"}],
+            "columns: {prompt: contents, completion: model}",
+        ),
+        ([{"conversation": ["Why?", "So."]}], "Write each row as an object with the keys of a format"),
+        ([["Why?", "So."], "Why?", None], "Write each row as an object with the keys of a format"),
+    ],
+)
+def test_rows_of_no_format_are_told_a_form(records: list[Any], advice: str) -> None:
+    with pytest.raises(InvalidInput, match=f"E-DATA-FORMAT: .*{re.escape(advice)}"):
+        detect(records, DataFormat.AUTO, "rows.json")
 
 
 json_values = st.recursive(

@@ -57,6 +57,8 @@ def test_a_query_joins_files_and_names_fields(rows: Path) -> None:
         ("SELECT * FROM read_csv('http://169.254.169.254/latest')", "169.254.169.254"),
         ("SELECT nothing FROM q", "nothing"),
         ("SELEC", "syntax error"),
+        ("SELECT * FROM q JOIN a ON q.id = a.id", "It gives two columns of the name 'id'"),
+        ("SELECT q AS prompt, 'x' AS completion, 'y' AS completion FROM q", "two columns of the name 'completion'"),
     ],
 )
 def test_a_query_reads_its_files_and_nothing_else(rows: Path, query: str, why: str) -> None:
@@ -104,6 +106,7 @@ def test_a_database_is_read_in_a_transaction_that_cannot_write(rows: Path, monke
             ("SELECT 1; DROP TABLE faq", "faq", "It has to be one SELECT"),
             ("WITH x AS (SELECT 1) DELETE FROM faq", "faq", "attempt to write a readonly database"),
             ("SELECT * FROM absent", "faq", "no such table"),
+            ("SELECT answer AS text, question AS text FROM faq", "faq", "two columns of the name 'text'"),
             ("SELECT 1", "other", "It has faq, odd, unset."),
             ("SELECT 1", "unset", "NO_SUCH_URL"),
             ("SELECT 1", "odd", "The URL of the database 'odd' is not valid."),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import ipc, parquet
 
 from tests.unit.data.reading import json_lines, read_text
 from trainyard.data.readers.streams import Limits
@@ -155,6 +155,18 @@ def test_parquet_rows(tmp_path: Path) -> None:
     result = read_text(tmp_path, write_parquet(tmp_path / "p", pairs), "rows.parquet")
     assert isinstance(result.rows[0], PreferenceRow)
     assert [(entry["line"], entry["reason"]) for entry in result.quarantine] == [(2, "missing_fields")]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays(
+        [pa.array(["Why?"]), pa.array(["So."]), pa.array(["No."])], ["prompt", "completion", "completion"]
+    )
+    parquet.write_table(table, tmp_path / "p")
+    with ipc.new_file(tmp_path / "a", table.schema) as writer:
+        writer.write_table(table)
+    for name, data in (("rows.parquet", (tmp_path / "p").read_bytes()), ("rows.arrow", (tmp_path / "a").read_bytes())):
+        with pytest.raises(InvalidInput, match=rf"E-DATA-UNREADABLE: {name} has two columns of the name 'completion'"):
+            read_text(tmp_path, data, name)
 
 
 def test_a_damaged_or_exploding_parquet_file_is_refused(tmp_path: Path) -> None:

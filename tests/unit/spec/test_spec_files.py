@@ -105,6 +105,13 @@ def test_a_call_of_a_template_is_a_chain() -> None:
     assert load_chain("template: code-tuning\nparameters:\n").name == "code-tuning"
 
 
+@pytest.mark.parametrize(("name", "value"), [("control", "shuffled_answers"), ("reuse", False)])
+def test_a_setting_that_only_chains_have_is_not_suggested_to_a_job(name: str, value: object) -> None:
+    job, (reason,) = read_chain({"dataset": {"path": "rows.jsonl"}, name: value})
+    assert job is None
+    assert reason.instead == f"Write a chain: `{name}` is a setting of its trainers, and a job has none."
+
+
 CALL = "template: qa-pipeline\n"
 WRONG_CALLS = [
     ("template: qa_pipelines", "template: There is no template 'qa_pipelines'. Instead: Did you mean 'qa-pipeline'?"),

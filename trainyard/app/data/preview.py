@@ -344,6 +344,7 @@ def dump_messages(value: object) -> object:
     return [
         {"role": message.role, "content": message.content}
         | ({"tool_calls": message.tool_calls} if message.tool_calls else {})
+        | message.extras
         for message in value
     ]
 
@@ -407,7 +408,7 @@ class Lengths:
                 rendered_rows += [
                     RenderedRow(
                         source=row.source, side=name, tokens=counted[name][0], learned_tokens=counted[name][1],
-                        parts=tuple(RenderedPart(text=piece.text, learned=piece.learned) for piece in pieces),
+                        parts=tuple(map(show_piece, pieces)),
                     )
                     for name, pieces in sides.items()
                 ]  # fmt: skip
@@ -500,6 +501,13 @@ class Lengths:
                     learned_in_limit += max(0, min(size, self.max_length - total))
                 total += size
             yield total, learned, learned_in_limit
+
+
+def show_piece(piece: Piece) -> RenderedPart:
+    """Return a stretch of a row without the marks around control tokens that stay text."""
+    from trainyard.data.renderers.spans import remove_marks  # imports transformers
+
+    return RenderedPart(text=remove_marks(piece.text), learned=piece.learned)
 
 
 def with_prompt(cut: Cut, *names: str) -> dict[str, list[Piece]]:

@@ -64,7 +64,7 @@ def check_chat(config: TrainerConfig, tokenizer: PreTrainedTokenizerBase) -> Non
     raise InvalidInput(
         f"The chat template {config.engine.template!r} does not render a chat on the tokenizer of {config.base_model}.",
         why=f"It says: {refusal}.",
-        do="Set engine.template to auto, or to a renderer of the base's family (`trainyard renderers list`).",
+        do="Set engine.template to auto, or to a renderer of the base's family (`trainyard renderers verify`).",
         code="E-CHAT-TEMPLATE",
     )
 
@@ -90,7 +90,7 @@ def check_tokens(config: TrainerConfig, tokenizer: PreTrainedTokenizerBase) -> N
     raise InvalidInput(
         f"The tokenizer of {config.base_model} has no {missing_names}, which the chat template {template!r} writes.",
         why="Spelled out they are ordinary text, at which no answer ends.",
-        do="Set engine.template to auto, or to a renderer of the base's family (`trainyard renderers list`); "
+        do="Set engine.template to auto, or to a renderer of the base's family (`trainyard renderers verify`); "
         "or add them: added_tokens.",
         code="E-CHAT-TEMPLATE",
     )

@@ -13,12 +13,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from trainyard.backends.rows import split_rows
 from trainyard.data import rows as shapes
 from trainyard.data.renderers.tokenizer import choose_for_tokenizer
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes.data import Port
-from trainyard.spec.axes.stages import SftSettings
+from trainyard.spec.axes.stages import SftSettings, Stage
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.rows import reasoning
 from trainyard.train.rows.prompts import NO_LIMIT, encode_prompts, require_any_prompt
 from trainyard.train.rows.tokens import (
     TokenLedger,
@@ -26,6 +28,8 @@ from trainyard.train.rows.tokens import (
     encode_preference,
     encode_sft,
     require_accepted,
+    require_both_labels,
+    require_end_of_text,
     require_targets,
 )
 
@@ -83,7 +87,10 @@ def fit_rows(
     if port in config.stage.facts.instead:
         rows = map(shapes.to_chosen_row, rows)
     stage = config.stage
+    if decides:
+        split_rows(config, path.parent, port)  # raises where the control or the evaluation leaves no row
     if Port.TEXT in stage.facts.ports:
+        require_end_of_text(tokenizer)
         return fit_texts(config, rows, tokenizer)
     limit, policy = config.hyperparameters.max_length, config.engine.too_long
     draws_groups = stage.facts.draws_groups
@@ -93,6 +100,8 @@ def fit_rows(
     if decides:
         require_accepted(ledger, max_bad_fraction)
         (require_any_prompt if draws_groups else require_targets)(ledger)
+        if stage.type is Stage.KTO:
+            require_both_labels(examples)
         if long and policy == "refuse":
             raise InvalidInput(
                 f"{long} of {ledger.rows['read']} rows are longer than max_length ({limit} tokens).",
@@ -112,6 +121,18 @@ def fit_rows(
         truncated=ledger.rows["truncated"],
         notes=tuple(ledger.notes()),
     )
+
+
+def require_reasoning(
+    config: TrainerConfig, path: Path, port: Port, tokenizer: PreTrainedTokenizerBase, deadline: float
+) -> None:
+    """Raise `InvalidInput` as a training of a latent technique would where no row has steps of reasoning."""
+    rows = read_until(deadline, shapes.read_rows(path, port))
+    if port in config.stage.facts.instead:
+        rows = map(shapes.to_chosen_row, rows)
+    _, ledger = reasoning.encode(rows, tokenizer, config, steps=True)
+    require_accepted(ledger, config.refusal_limit)
+    require_targets(ledger)
 
 
 def read_until(deadline: float, rows: Iterable[Any]) -> Iterator[Any]:

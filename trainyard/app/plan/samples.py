@@ -418,17 +418,23 @@ class Reading:
         self.judge_verdict(node, sample_set)
         base = find_base_folder(config.base_model or self.settings.default_base_model, self.settings)
         made_before = any(port is Port.MODEL for port in node.inputs)
-        if base is None or made_before or config.stage.technique is not None or not (base / "tokenizer.json").is_file():
+        technique = config.stage.technique.facts if config.stage.technique is not None else None
+        judged = sample_set.whole if technique is not None and technique.reads_steps else technique is None
+        if base is None or made_before or not judged or not (base / "tokenizer.json").is_file():
             return
         # Imports transformers' tokenizers, and only where rows were read.
-        from trainyard.app.plan.row_fit import fit_rows, load_tokenizer  # imports transformers
+        from trainyard.app.plan.row_fit import fit_rows, load_tokenizer, require_reasoning  # imports transformers
 
         template = config.engine.template
         if (base, template) not in self.tokenizers:
             self.tokenizers[base, template] = load_tokenizer(base, template, data_roots(self.settings))
             self.deadline = max(self.deadline, time.monotonic() + 1)
+        rows_path = sample_set.folder / ROWS_FILE
+        if technique is not None:
+            require_reasoning(config, rows_path, sample_set.port, self.tokenizers[base, template], self.deadline)
+            return
         fitted = fit_rows(
-            config, sample_set.folder / ROWS_FILE, sample_set.port, self.tokenizers[base, template],
+            config, rows_path, sample_set.port, self.tokenizers[base, template],
             max_bad_fraction=config.refusal_limit, deadline=self.deadline,
             decides=sample_set.whole,
         )  # fmt: skip

@@ -25,6 +25,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import TOKENS_FILE, read_rows, write_lines
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.renderers.rendering import Renderer, build_turn
+from trainyard.data.renderers.spans import remove_marks
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
@@ -39,6 +40,7 @@ from trainyard.train.losses.table import STAGES
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, require_same_base
 from trainyard.train.methods.lora import adapter_shape
 from trainyard.train.methods.targets import list_adapted, targets
+from trainyard.train.model.sampling import find_pad_id
 from trainyard.train.progress import Counted, Origin, account_fields
 from trainyard.train.rows.batching import BatchPlan, Cut
 from trainyard.train.rows.prompts import TokenShare
@@ -72,7 +74,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
         "total_steps": total,
         "steps_per_epoch": plan.steps_per_epoch,
         "save_steps": save_steps(job.config.hyperparameters, total),
-        "pad_id": tokenizer.pad_token_id,
+        "pad_id": find_pad_id(tokenizer),
         "lora": adapter(job, plan_folder, first_weights=first_weights),
         "ledger": ledger,
         "account": account_fields(asdict(planned), Origin.PLAN),
@@ -138,12 +140,23 @@ def require_whole_answers(examples: Sequence[Mapping[str, object]]) -> None:
 
 
 def render_row(renderer: Renderer, row: Any) -> JsonObject:
-    """{prompt, chosen, rejected} or {prompt, completion, label}, and the turns of the prompt separately."""
+    """{prompt, chosen, rejected} or {prompt, completion, label}, and the turns of the prompt separately.
+
+    Raises `InvalidInput` (`E-DATA-FORMAT`) for a row with control tokens in its texts: as text they would be tokens.
+    """
     answers = [row.chosen, row.rejected] if isinstance(row, PreferenceRow) else [row.completion]
     prompt = [build_turn(message) for message in row.prompt]
     prompt_text, answer_texts = renderer.answered(
         prompt, [list(map(build_turn, answer)) for answer in answers], row.tools
     )
+    if any(text != remove_marks(text) for text in (prompt_text, *answer_texts)):
+        raise InvalidInput(
+            f"The row {row.source or '(without a place)'} contains the text of a control token of the base, such as "
+            f"{next(iter(renderer.stops), '<|im_end|>')}.",
+            why="This backend takes rows as text, and its tokenizer would read a control token there.",
+            do="Use backend native or trl, where it stays text, or take it out of the row.",
+            code="E-DATA-FORMAT",
+        )
     plain = {"messages": [{"role": message.role, "content": message.content} for message in row.prompt]}
     if isinstance(row, PreferenceRow):
         last = {"chosen_turn": row.chosen[-1].content, "rejected_turn": row.rejected[-1].content}

@@ -62,6 +62,7 @@ from trainyard.train.model.precision import (
     find_accelerator,
     fuse_blocks,
 )
+from trainyard.train.model.sampling import find_pad_id
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import SharedSession, make_strategy
 from trainyard.train.parallel.team import Team
@@ -187,7 +188,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
 
 def make_feed(job: TrainingJob, prepared: PreparedData, cut: Cut, device: str, events: Events) -> Feed:
     """Return the batches of a run; of a stage that draws completions, with what says what they are worth."""
-    stage, examples, pad_id = prepared.stage, prepared.examples, int(prepared.tokenizer.pad_token_id)
+    stage, examples, pad_id = prepared.stage, prepared.examples, find_pad_id(prepared.tokenizer)
     if not stage.facts.draws_groups:
         return Feed(examples, make_plan(examples, cut, stage), stage, pad_id)
     plan = RolloutPlan(prepared.widths, cut, stage, job.config)

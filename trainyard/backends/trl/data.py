@@ -15,6 +15,7 @@ from trainyard.backends.trl.arguments import Length, count_left_out, prompts_of_
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.backends.trl.rollouts import require_prompts, rollout_settings
 from trainyard.compute.child import Events
+from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Encoded
@@ -46,6 +47,11 @@ def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     if job.config.stage.type is Stage.GRPO:
         rollout_settings(job)
     tokenizer = load_tokenizer(job)
+    if tokenizer.pad_token is None:
+        raise InvalidInput(
+            "The tokenizer of the base has no special token, and TRL pads with one.",
+            do="Set pad_token in the base's tokenizer_config.json, or use backend native.", code="E-TOKENIZER",
+        )  # fmt: skip
     examples, ledger = ENCODERS[job.config.stage.type](list(read_rows(job)), tokenizer, job.config)
     ledger.keep_sets(list_mixed_sets(job))
     report_ledger(events, ledger)

@@ -55,7 +55,7 @@ def load_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
 
 
 def read_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
-    """Return the base's tokenizer, with a padding token, and with the chat template that it has or none.
+    """Return the base's tokenizer, with a padding token if it has any special one, and its chat template or none.
 
     Raises `Refused` (`R-BASE-MISMATCH`) for a base that no stage can train.
     """
@@ -69,8 +69,13 @@ def read_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
         raise Refused(reasons)
     add_tokens(tokenizer, job.config.added_tokens)
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token or find_special_token(tokenizer)
     return tokenizer
+
+
+def find_special_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the first special token of a tokenizer that names none, or None; the padding is masked, so any will do."""
+    return next((token.content for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special), None)
 
 
 def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:

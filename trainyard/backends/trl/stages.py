@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -60,6 +61,24 @@ class OurRewardTrainer(CommittedCheckpoints, RewardTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns: object = ["chosen_ids", "rejected_ids", PROMPT_TOKENS]
+
+    def compute_loss(self, model: Any, inputs: JsonObject, *args: Any, **options: Any) -> Any:
+        """Score a row by its last token, whichever that is; transformers takes the last one that is not padding.
+
+        Where a row ends with the padding token, the batch is padded with a token that no row ends with.
+        """
+        ids_BT, mask_BT = inputs["input_ids"], inputs["attention_mask"]
+        last_tokens = set(ids_BT.gather(1, mask_BT.sum(1, keepdim=True) - 1)[:, 0].tolist())
+        config: Any = inner_model(self.model).config.get_text_config()
+        padding = config.pad_token_id
+        if padding not in last_tokens:
+            return super().compute_loss(model, inputs, *args, **options)
+        config.pad_token_id = next(id for id in count() if id not in last_tokens)
+        try:
+            filled_BT = ids_BT.masked_fill(mask_BT == 0, config.pad_token_id)
+            return super().compute_loss(model, {**inputs, "input_ids": filled_BT}, *args, **options)
+        finally:
+            config.pad_token_id = padding
 
 
 class LearnedAnswers(DataCollatorForPreference):

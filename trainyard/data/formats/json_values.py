@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -74,9 +74,13 @@ def finite(text: str) -> float:
 def unique_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     record = dict(pairs)
     if len(record) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise BadRow("duplicate_key", f"the key {twice[:40]!r} occurs twice")
+        raise BadRow("duplicate_key", f"the key {(find_repeated(key for key, _ in pairs) or '')[:40]!r} occurs twice")
     return record
+
+
+def find_repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that occurs more than once; a row could have only one of its values."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 STRICT = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite, object_pairs_hook=unique_keys)

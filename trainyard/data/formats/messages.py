@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,7 @@ TURN_KEYS = frozenset({"name", "tool_call_id", *WEIGHT_KEYS, MASK_KEY, *SPAN_KEY
 SPEECH_KEYS = frozenset({"tool_calls", "function_call", *REASONING_KEYS})
 """What only a turn of the assistant has."""
 SYSTEM_KEYS = ("system", "system_prompt")
+DIALOGUE_TURN = re.compile(r"\n\n(Human|Assistant):")
 
 
 def require_storable_text(value: Any, field: str) -> str:
@@ -294,6 +296,15 @@ def turns_of_text(text: str, field: str) -> object:
         return strict_text(text)
     except BadRow as fault:
         raise BadRow("wrong_type", f"{field} is a text that is not JSON: {fault.detail}") from fault
+
+
+def dialogue(text: str) -> list[Message] | None:
+    """Return the turns of a transcript with the speakers `Human:` and `Assistant:`; None if it is not a transcript."""
+    parts = DIALOGUE_TURN.split(text)
+    if len(parts) < 3 or parts[0].strip():
+        return None
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return [Message(roles[speaker], text.strip()) for speaker, text in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 def is_blank(message: Message) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 from trainyard.data.formats import supervised
 from trainyard.data.formats.messages import (
     check_answered,
     describe_kind,
+    dialogue,
     parse_json,
     read_messages,
     read_tools,
@@ -27,16 +27,6 @@ LABELS: dict[bool | float | str, bool] = {
     True: True, False: False, "true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False,
 }  # fmt: skip
 """A label in any spelling; numbers are equal to booleans, and tables write 0 and 1 as 0.0 and 1.0."""
-DIALOGUE_TURN = re.compile(r"\n\n(Human|Assistant):")
-
-
-def dialogue(text: str) -> list[Message] | None:
-    """Return the turns of a transcript with the speakers `Human:` and `Assistant:`; None if it is not a transcript."""
-    parts = DIALOGUE_TURN.split(text)
-    if len(parts) < 3 or parts[0].strip():
-        return None
-    roles = {"Human": "user", "Assistant": "assistant"}
-    return [Message(roles[speaker], text.strip()) for speaker, text in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 def read_prompt_field(record: Record) -> list[Message] | None:

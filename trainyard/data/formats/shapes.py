@@ -105,7 +105,7 @@ def format_error(records: list[Mapping[str, object]], data_format: DataFormat, w
     likely = Counter(shape.formats[0].value for record in records if (shape := find_shape(record)))
     if data_format is DataFormat.AUTO:
         message = f"The format of {where} is not known."
-        do = f"{example_of_columns(keys)}, or name them as one of the formats does (docs/formats.md)."
+        do = suggest_form(records, keys)
     else:
         message = f"{where} is not in the format {data_format.value}."
         other = likely.most_common(1)[0][0] if likely else "auto"
@@ -113,9 +113,26 @@ def format_error(records: list[Mapping[str, object]], data_format: DataFormat, w
     return InvalidInput(message, why=f"The first rows have the keys: {named}.", do=do, code="E-DATA-FORMAT")
 
 
+def suggest_form(records: Sequence[Mapping[str, object]], keys: Sequence[str]) -> str:
+    """Return what to do with rows of no known shape: name their columns, or write the rows inside of one of them."""
+    nested = (key for record in records for key, value in record.items() if contains_rows(value))
+    if len(records) == 1 and (key := next(nested, None)) is not None:
+        return f"Write the list under {key[:40]!r} as the file: each of its objects is a row."
+    if len(keys) > 1:
+        return f"{example_of_columns(keys)}, or name them as one of the formats does (docs/formats.md)."
+    return "Write each row as an object with the keys of a format (docs/formats.md), such as prompt and completion."
+
+
+def contains_rows(value: object) -> bool:
+    """Whether a value is a list of objects that have a shape."""
+    return (
+        isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and find_shape(value[0]) is not None
+    )
+
+
 def example_of_columns(keys: Sequence[str]) -> str:
     """Return how to say what each column is, with the first two columns of the data as the example."""
-    prompt, completion = keys[:2] if len(keys) > 1 else ("question", "answer")
+    prompt, completion = keys[:2]
     spelled = f"dataset.columns.prompt={prompt[:40]}"
     columns = f"{{prompt: {prompt[:40]}, completion: {completion[:40]}}}"
     option = f"`-p {shlex.quote(spelled)}` of a job, `--column` of a preview"

@@ -97,11 +97,19 @@ def read_prompt(record: Record, key: str, *, strict: bool = False) -> list[Messa
                 require_storable_text(record[name], name) for name in list_continuations(record, key, strict=strict)
             )
             text = "\n".join(filter(None, (text, *texts)))
-        turns = [Message("user", require_text(text, key))]
+        turns = read_transcript(text) or [Message("user", require_text(text, key))]
     earlier = read_history(record, strict=strict) if "history" in record else []
     if earlier and turns[0].role == "system":
         return [turns[0], *earlier, *turns[1:]]
     return with_system(record, [*earlier, *turns])
+
+
+def read_transcript(text: str) -> list[Message] | None:
+    """Return the turns of a prompt that is a transcript up to the empty turn of `Assistant:`; None for other texts."""
+    turns = messages.dialogue(text)
+    if turns is None or turns[-1] != Message("assistant", "") or any(map(messages.is_blank, turns[:-1])):
+        return None
+    return turns[:-1] or None
 
 
 def list_continuations(record: Record, key: str, *, strict: bool = False) -> list[str]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import ipc, parquet
 
-from trainyard.data.formats.json_values import to_json_value
+from trainyard.data.formats.json_values import find_repeated, to_json_value
 from trainyard.data.formats.shapes import Normaliser
 from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
 from trainyard.data.readers.streams import Limits
@@ -84,6 +84,11 @@ def iterate_rows(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, name: str, file_bytes: int, limits: Limits
 ) -> Iterator[list[JsonObject]]:
     """Yield the rows of batches, as long as they are in proportion to the `file_bytes` bytes of the file."""
+    if (repeated := find_repeated(schema.names)) is not None:
+        raise InvalidInput(
+            f"{name} has two columns of the name {repeated[:40]!r}.", why="A row could have only one of their values.",
+            do="Name each column once.", code="E-DATA-UNREADABLE",
+        )  # fmt: skip
     target = pa.schema([field.with_type(readable(field.type)) for field in schema])
     restore = restorers(target)
     expanded = 0

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainyard.data.formats.json_values import row_values, text_columns
+from trainyard.data.formats.json_values import find_repeated, row_values, text_columns
 from trainyard.data.remote.fetching import FetchJob, LocalSet
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable, first_line
 from trainyard.loading import load_object
@@ -102,6 +102,7 @@ def write_rows(
             result = connection.execution_options(stream_results=True, yield_per=BATCH_ROWS).execute(
                 alchemy.text(query)
             )
+            refuse_repeated_columns(result.keys())
             texts = text_columns(tuple(result.keys()))
             for number, row in enumerate(result.mappings()):
                 if number == max_rows:
@@ -118,6 +119,12 @@ def write_rows(
         raise bad_query(first_line(getattr(error, "orig", None) or error)) from error
     finally:
         engine.dispose()
+
+
+def refuse_repeated_columns(names: Iterable[str]) -> None:
+    """Raise `InvalidInput` (`E-DATA-UNREADABLE`) for a query with two columns of one name, as joins by `*` have."""
+    if (repeated := find_repeated(names)) is not None:
+        raise bad_query(f"It gives two columns of the name {repeated[:40]!r}, and a row could have only one of them.")
 
 
 def bad_query(why: str) -> InvalidInput:

@@ -21,7 +21,7 @@ from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk, OpenedSet
 from trainyard.data.readers.columns import restore_row, restorers
 from trainyard.data.readers.selection import empty_set_error
 from trainyard.data.readers.tables import SAMPLE_ROWS, build_chunks
-from trainyard.data.remote.databases import bad_query
+from trainyard.data.remote.databases import bad_query, refuse_repeated_columns
 from trainyard.errors import LimitExceeded, Unavailable, first_line
 from trainyard.json_types import JsonObject
 from trainyard.loading import load_object
@@ -101,6 +101,7 @@ def run_query(query: str, tables: Mapping[str, Path], roots: Sequence[Path]) -> 
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         reader = connection.sql(query).to_arrow_reader(CHUNK_ROWS)
+        refuse_repeated_columns(reader.schema.names)
         texts, restore = text_columns(reader.schema.names), restorers(reader.schema)
         for batch in reader:
             yield [row_values(restore_row(row, restore), texts) for row in batch.to_pylist()]

@@ -87,7 +87,7 @@ class LimitedTemplate(LineChild):
                 why=f"A template is a program that comes with the model; allowed are {CPU_S:g} s, "
                 f"{MEMORY_BYTES >> 20} MiB and {MAX_GROWTH} times the conversation's length plus "
                 f"{MARGIN_CHARS:,} characters.",
-                do="Use another model, or set `template` to a renderer's name (`trainyard renderers list`).",
+                do="Use another model, or set `template` to a renderer's name (`trainyard renderers verify`).",
             )
         if "unsupported" in reply:
             raise Unsupported(reply["unsupported"])

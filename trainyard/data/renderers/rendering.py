@@ -108,7 +108,7 @@ class Renderer(TemplateText):
     def ids_and_places(self, text: str, boundaries: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of a text, and the position of each token; text with marked control tokens is cut at the boundaries."""
         if text == remove_marks(text) and self.tokenizer.is_fast:
-            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             return list(encoded["input_ids"]), [(start, end) for start, end in encoded["offset_mapping"]]
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
@@ -191,7 +191,7 @@ class Renderer(TemplateText):
         last = len(turns) - 1
         try:
             text = self.text(turns, tools)
-            start = self.answer_start(turns[:-1], tools, text) if last else 0
+            start = self.answer_start(turns[:-1], tools, text)
         except TemplateError:
             return None
         end = self.turn_end(text)

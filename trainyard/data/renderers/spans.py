@@ -84,7 +84,7 @@ class Control:
         if MARKERS.search(text) or not (start or self.keeps_start):
             # A lone marker is dropped and has the rest encoded as text that continues.
             return encode_marked_chat(self.tokenizer, text if start else OPEN + text)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def ids_of_texts(self, texts: Sequence[str], starts: Sequence[bool]) -> list[list[int]]:
         """Ids of several texts, as `ids` gives them. The tokenizer encodes those without marks in one call, on every
@@ -266,7 +266,7 @@ class TemplateText:
             if index < first or turn["role"] != "assistant":
                 continue
             upto = whole if index == len(turns) - 1 else self.text(turns[: index + 1], tools)
-            start = self.answer_start(turns[:index], tools, whole) if index else 0
+            start = self.answer_start(turns[:index], tools, whole)
             end = self.turn_end(upto)
             if start is not None and start >= position and end > start and whole.startswith(upto[:end]):
                 spans.append(Span(start, self.with_stop(whole, end), index))
@@ -274,7 +274,12 @@ class TemplateText:
         return spans
 
     def answer_start(self, history: list[Turn], tools: Tools | str | None, whole: str) -> int | None:
-        """Return where the answer to `history` starts in the whole text; None if that is ambiguous."""
+        """Return where the answer to `history` starts in the whole text; None if that is ambiguous.
+
+        Without a history, as in chats that an assistant opens, it starts after the header of the template's answers.
+        """
+        if not history:
+            return self.first_answer_start(whole)
         prompt = self.text(history, tools, ask=True)
         start = self.border(prompt, whole)
         if start == len(prompt):
@@ -289,6 +294,23 @@ class TemplateText:
         header = prompt[opened:]
         header_start = whole.find(header, content_start + len(content)) if content_start >= 0 and header.strip() else -1
         return header_start + len(header) if header_start >= 0 else None
+
+    def first_answer_start(self, whole: str) -> int | None:
+        """Return where the text of an assistant that speaks first starts; what is before it belongs to the template."""
+        header = self.header.lstrip()
+        if not header:
+            return self.border(self.text([ASKED]), whole)
+        start = whole.find(header)
+        return start + len(header) if start >= 0 else None
+
+    @cached_property
+    def header(self) -> str:
+        """Text of the template between a question and its answer, such as `<|im_start|>assistant` and a newline."""
+        try:
+            question, prompt, whole = self.text([ASKED]), self.text([ASKED], ask=True), self.text([ASKED, ANSWERED])
+        except REFUSALS:
+            return ""
+        return whole[self.border(question, prompt) : self.answer_start([ASKED], None, whole)]
 
     def turn_end(self, upto: str) -> int:
         """Where the last turn of a text ends: after the first of the stop tokens at its end."""

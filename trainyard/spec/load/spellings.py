@@ -94,7 +94,9 @@ def right_name(key: str, value: Any, parent: type[BaseModel]) -> str | None:
     paths = [OURS[name]] if name in OURS else sorted(find_paths(key))
     visible = [here for path in paths if (here := rewrite_path(parent, path)) is not None]
     if not visible:
-        return None
+        if not paths or not issubclass(parent, TrainingSettings):
+            return None
+        return f"Write a chain: `{paths[0]}` is a setting of its trainers, and a job has none."
     if value is False and ": " in visible[0]:
         return f"Remove it; `{visible[0]}` is what switches it on."
     return f"Write {' or '.join(f'`{path}`' for path in visible)}."
@@ -106,8 +108,10 @@ def rewrite_path(parent: type[BaseModel], path: str) -> str | None:
     last = setting.rpartition(".")[2]
     if last in parent.model_fields:
         return f"{last}{colon}{value}"
-    in_trainer = issubclass(parent, TrainingSettings) or any(parent in models for models in GROUPS.values())
-    return path if in_trainer and setting.partition(".")[0] in TrainerConfig.model_fields else None
+    group = setting.partition(".")[0]
+    if issubclass(parent, TrainingSettings):
+        return path if group in parent.model_fields else None
+    return path if group in TrainerConfig.model_fields and any(parent in models for models in GROUPS.values()) else None
 
 
 def find_paths(key: str) -> Iterator[str]:

@@ -345,7 +345,7 @@ def show_help(ctx: click.Context, topic: tuple[str, ...]) -> None:
     root = ctx.find_root()
     command, context = find_command(root, topic)
     if command is None:
-        from trainyard.surfaces.cli.manual import page_text  # only `trainyard docs` needs it
+        from trainyard.surfaces.cli.manual import page_text  # only `trainyard help` needs it
 
         page = page_text(" ".join(topic))
         click.echo_via_pager(page)  # a pipe gets the page as it is
@@ -353,7 +353,7 @@ def show_help(ctx: click.Context, topic: tuple[str, ...]) -> None:
     print(command.get_help(context))
     if topic:
         guide = WORDS[topic[0]].guide if topic[0] in WORDS else "cli"
-        from trainyard.surfaces.cli.manual import page_place  # only `trainyard docs` needs it
+        from trainyard.surfaces.cli.manual import page_place  # only `trainyard help` needs it
 
         print(f"\nGuide: {page_place(guide)}")
 

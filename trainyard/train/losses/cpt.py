@@ -20,13 +20,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import DocumentRow, TextRow
-from trainyard.errors import InvalidInput
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import IGNORED, Encoded, StageSpec
 from trainyard.train.losses import sft
 from trainyard.train.rows.batching import pad
-from trainyard.train.rows.tokens import TokenLedger, training_rows
+from trainyard.train.rows.tokens import TokenLedger, require_end_of_text, training_rows
 
 TOKEN = np.dtype(np.uint32)
 
@@ -87,14 +86,7 @@ def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledge
     Special tokens that a text spells out stay text. Raises `InvalidInput` (`E-TOKENIZER`) for a tokenizer without an
     end-of-text token: documents would run into one another.
     """
-    end = tokenizer.eos_token_id
-    if end is None:
-        raise InvalidInput(
-            "The tokenizer has no end-of-text token.",
-            why="Without one the model cannot see where a document ends.",
-            do="Set eos_token in the base model's tokenizer_config.json.",
-            code="E-TOKENIZER",
-        )
+    end = require_end_of_text(tokenizer)
     for row in rows:
         if not row.text:
             ledger.rows["dropped_empty"] += 1

@@ -41,7 +41,7 @@ from trainyard.train.model.head import label_logprobs
 from trainyard.train.rows.batching import pad
 from trainyard.train.rows.prompts import TokenShare, encode_within_length
 from trainyard.train.rows.segments import PromptGroup, RowLayout
-from trainyard.train.rows.tokens import COMPLETION, TokenLedger, encode_labelled, get_answer
+from trainyard.train.rows.tokens import COMPLETION, TokenLedger, encode_labelled, get_answer, require_both_labels
 
 MISMATCHED = "kl_"
 """Prefix of a batch's tensors with the mismatched rows of the KL estimate."""
@@ -56,15 +56,7 @@ def encode(
     Raises `InvalidInput` (`E-BATCH`) when all rows have the same label: nothing would constrain the policy.
     """
     examples, ledger = encode_any_labels(rows, tokenizer, config)
-    desirable = sum(example["desirable"][0] for example in examples)
-    if examples and desirable in (0, len(examples)):
-        kind = "desirable" if desirable else "undesirable"
-        raise InvalidInput(
-            f"All {len(examples)} rows are {kind}; stage kto learns from the difference.",
-            why="With one label only, the policy moves without bound towards or away from every answer.",
-            do="Add rows with the other label, or use stage sft for rows that are all good.",
-            code="E-BATCH",
-        )
+    require_both_labels(examples)
     return examples, ledger
 
 

@@ -3,8 +3,8 @@
 loss of a pair = -log sigmoid(r_chosen - r_rejected - margin) + c (r_chosen + r_rejected)^2
 
 The centring term (Eisenstein et al. 2023, arXiv 2312.09244) keeps the rewards near zero, which pairs alone do not;
-0.01 is a usual weight. The model is transformers' `AutoModelForSequenceClassification` with one label: it reads the
-reward off the last token that is not padding, so its config must name the padding token.
+0.01 is a usual weight. The model is transformers' `AutoModelForSequenceClassification` with one label; the reward is
+read off the last token of a row, in the evaluator and where completions are scored, too.
 
 Shapes: P pairs, B = 2P rows (chosen first).
 """
@@ -20,12 +20,12 @@ from trainyard.spec.axes.stages import RewardSettings, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Batch, Head, Metrics, Scores, StageSpec
 from trainyard.train.losses import pairs
+from trainyard.train.model.head import row_scores
 
 
 def score(model: Any, batch: Batch, _head: Head) -> Scores:
     """`rewards_B`, in float32."""
-    model_inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    return {"rewards_B": model(**model_inputs, use_cache=False).logits[:, 0].float()}
+    return {"rewards_B": row_scores(model, batch["input_ids"], batch["attention_mask"])}
 
 
 def loss(

@@ -103,6 +103,18 @@ def hidden_states(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Ten
     return find_decoder(base)(**model_inputs(base, batch), use_cache=False).last_hidden_state, read_output(base)
 
 
+def row_scores(model: Any, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return the score after the last token of each row of a model with one score, in float32: (B,).
+
+    Read by the mask. transformers takes the last token that is not the padding token, and where that is the end of
+    text, as in tokenizers without a padding token, the one before the end.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    states = find_decoder(base)(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+    scores_BT: torch.Tensor = base.score(states)[:, :, 0].float()
+    return scores_BT.gather(1, mask_BT.sum(1, keepdim=True).long() - 1)[:, 0]
+
+
 def find_decoder(base: Any) -> Any:
     """Return the model below the output layer. Llama 4 is its own `base_model`, as its decoder has another name."""
     if base.base_model is not base:

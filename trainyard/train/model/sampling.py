@@ -301,4 +301,6 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
 
 
 def find_pad_id(tokenizer: Any) -> int:
-    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0)
+    """Return the id that fills up rows: the padding token, the end of text, or any, as it is masked."""
+    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(int(id) for id in ids if id is not None)

@@ -27,6 +27,7 @@ from trainyard.train.methods.adapters import NEW, load_adapter, read_config
 from trainyard.train.methods.contract import Groups, PolicyRequest
 from trainyard.train.methods.loading import load_base, load_model, require_memory, training_record
 from trainyard.train.methods.table import METHODS, build
+from trainyard.train.model.head import row_scores
 from trainyard.train.rl.rewards import SampledCompletion
 
 ROWS_AT_ONCE = 16
@@ -122,19 +123,11 @@ class RewardModelScorer:
             ids = [torch.tensor(rows[at]) for at in row_indices]
             ids_BT = pad_sequence(ids, batch_first=True, padding_value=self.pad_id).to(self.model.device)
             mask_BT = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.model.device)
-            for at, value in zip(row_indices, self.rewards(ids_BT, mask_BT).tolist(), strict=True):
+            with torch.inference_mode():
+                values = row_scores(self.model, ids_BT, mask_BT).tolist()
+            for at, value in zip(row_indices, values, strict=True):
                 scores[at] = value
         return scores
-
-    def rewards(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """Return the score after the last token of each row, wherever its token looks like padding: (B,)."""
-        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        with torch.inference_mode():
-            inner = base.base_model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
-            last_B = mask_BT.sum(1) - 1
-            hidden_BD = inner.last_hidden_state[torch.arange(len(ids_BT), device=ids_BT.device), last_B]
-            scores_B: torch.Tensor = base.score(hidden_BD)[:, 0].float()
-        return scores_B
 
 
 def make_critic(request: PolicyRequest, source: ScorerSource | None) -> Any:

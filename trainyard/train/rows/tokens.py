@@ -363,6 +363,35 @@ def require_targets(ledger: TokenLedger) -> None:
     )
 
 
+def require_both_labels(examples: Sequence[Encoded]) -> None:
+    """Raise `InvalidInput` (`E-BATCH`) when all examples of stage kto have the same label: nothing would constrain the
+    policy.
+    """
+    desirable = sum(example["desirable"][0] for example in examples)
+    if examples and desirable in (0, len(examples)):
+        kind = "desirable" if desirable else "undesirable"
+        raise InvalidInput(
+            f"All {len(examples)} rows are {kind}; stage kto learns from the difference.",
+            why="With one label only, the policy moves without bound towards or away from every answer.",
+            do="Add rows with the other label, or use stage sft for rows that are all good.",
+            code="E-BATCH",
+        )
+
+
+def require_end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the end-of-text token. Raises `InvalidInput` (`E-TOKENIZER`) for a tokenizer without: documents would run
+    into one another.
+    """
+    if tokenizer.eos_token_id is None:
+        raise InvalidInput(
+            "The tokenizer has no end-of-text token.",
+            why="Without one the model cannot see where a document ends.",
+            do="Set eos_token in the base model's tokenizer_config.json.",
+            code="E-TOKENIZER",
+        )
+    return int(tokenizer.eos_token_id)
+
+
 def require_accepted(ledger: TokenLedger, limit: float) -> None:
     """Raise `InvalidInput` (`E-DATA-BAD-ROWS`) when the chat template refuses more than this share of the rows."""
     if ledger.refused_share <= limit:
@@ -371,7 +400,7 @@ def require_accepted(ledger: TokenLedger, limit: float) -> None:
         f"The chat template refuses {ledger.rows['dropped_template']} of {ledger.rows['read']} rows "
         f"({ledger.refused_share:.1%}).",
         why=f"At most {limit:.1%} may be lost. The template says: {ledger.refusal_words()}.",
-        do="Correct the rows, set engine.template to a renderer that takes them (`trainyard renderers list`), or raise "
-        "max_bad_fraction of the data source.",
+        do="Correct the rows, set engine.template to a renderer that takes them (`trainyard renderers verify`), or "
+        "raise max_bad_fraction of the data source.",
         code="E-DATA-BAD-ROWS",
     )

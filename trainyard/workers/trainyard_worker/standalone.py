@@ -198,12 +198,11 @@ class Chat:
         return ids if not ids or ids[-1] in self.ends else [*ids, self.tokenizer.eos_token_id]
 
     def conversation(self, row: Fields, *, first: int = 0) -> Example:
-        """The ids of a conversation; the turns of the assistant from the first on are learned, unless they say nothing
-        (a template without calls writes them as empty answers)."""
+        """The ids of a conversation; the turns of the assistant from `first` on are learned if they say something."""
         messages, whole, done = row["messages"], self.render(row["messages"], row), 0
         ids, labels = list[int](), list[int]()
         for at in (at for at, message in enumerate(messages) if message["role"] == "assistant" and at >= first):
-            prompt = self.render(messages[:at], row, ask=True) if at else ""
+            prompt = self.render(messages[:at], row, ask=True) if at else self.opening(whole)
             upto = self.render(messages[: at + 1], row)
             end = self.turn_end(upto)
             if not (whole.startswith(upto[:end]) and upto.startswith(prompt)):
@@ -219,6 +218,12 @@ class Chat:
             rest = self.ids(whole[done:], start=not ids)
             ids, labels = ids + rest, labels + [IGNORED] * len(rest)
         return {"input_ids": ids, "labels": [IGNORED, *labels[1:]]}  # nothing is before the first one to predict it
+
+    def opening(self, whole: str) -> str:
+        """What the template writes before the text of an assistant that speaks first."""
+        asked = [{"role": "user", "content": "melon"}]
+        header = self.render(asked, {}, ask=True).removeprefix(self.render(asked, {})).lstrip()
+        return whole[: whole.index(header) + len(header)]
 
     def pair(self, row: Fields) -> list[Example]:
         """Chosen and rejected, each after the prompt; of one with several turns those of the assistant are learned."""
@@ -259,9 +264,7 @@ def build_model(spec: Fields, tokenizer: Any) -> Any:
     model_class: Any = kind._model_mapping[type(AutoConfig.from_pretrained(spec["base"], trust_remote_code=False))]
     attention = "sdpa" if model_class._supports_sdpa else "eager"
     model = kind.from_pretrained(spec["base"], attn_implementation=attention, **more)
-    model.config.use_cache = False
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.update({"use_cache": False, "pad_token_id": model.config.pad_token_id or tokenizer.pad_token_id})
     if method == "freeze":
         freeze(model, spec["engine"], reward)
     elif method != "full" and spec["adapter"]:
@@ -287,14 +290,8 @@ def adapter_config(spec: Fields, model: Any, reward: bool) -> Any:
     if method == "oft":
         size = spec["engine"]["oft_block_size"]
         return peft.OFTConfig(**common, r=0, oft_block_size=size, module_dropout=lora["dropout"] or 0.0)
-    return peft.LoraConfig(
-        **common,
-        r=lora["rank"],
-        lora_alpha=lora["alpha"],
-        lora_dropout=lora["dropout"] or 0.0,
-        use_rslora=lora["rslora"],
-        use_dora=method == "dora",
-    )
+    common |= {"r": lora["rank"], "lora_alpha": lora["alpha"], "lora_dropout": lora["dropout"] or 0.0}
+    return peft.LoraConfig(**common, use_rslora=lora["rslora"], use_dora=method == "dora")
 
 
 def target_modules(lora: Fields, model: Any) -> str | list[str]:
@@ -387,7 +384,7 @@ def train(spec: Fields, model: Any, tokenizer: Any, examples: list[Any], data: F
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * factor
         micro = [[examples[row] for row in rows] for rows in plan.at(step, per_epoch)]
-        loss = run_step(spec, model, reference, micro, tokenizer.pad_token_id)
+        loss = run_step(spec, model, reference, micro, tokenizer.pad_token_id or 0)
         norm = torch.nn.utils.clip_grad_norm_(trainable, hyper["max_grad_norm"])
         if not math.isfinite(loss):
             raise SystemExit(f"The loss of step {step + 1} is {loss}: lower the learning rate.")
@@ -530,8 +527,10 @@ def dpo_loss(spec: Fields, model: Any, reference: Any, batch: dict[str, torch.Te
 
 def reward_loss(spec: Fields, model: Any, _reference: object, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Bradley-Terry on the scores of chosen and rejected rows, summed over the pairs."""
-    scores = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0].float()
-    chosen, rejected = scores.chunk(2)
+    inner: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    states_BTD = inner.base_model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])[0]
+    last_B1 = batch["attention_mask"].sum(1, keepdim=True) - 1  # transformers takes the last token that is not padding
+    chosen, rejected = inner.score(states_BTD)[:, :, 0].float().gather(1, last_B1)[:, 0].chunk(2)
     centred = spec["engine"]["reward_centering"] * (chosen + rejected) ** 2
     return (centred - logsigmoid(chosen - rejected)).sum()
 

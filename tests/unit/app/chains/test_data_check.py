@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from tests.small_jobs import write_base_without
 from trainyard.app.context import Context
 from trainyard.app.plan.check import check
 from trainyard.app.plan.parse import parse_request
@@ -55,6 +56,7 @@ SETS: dict[str, tuple[str, dict[str, Any]]] = {
         ),
         {},
     ),
+    "labelled alike": (make_lines({"prompt": "A valve?", "completion": "Yes", "label": True}), {}),
     "texts": (make_lines({"text": "A valve opens and closes."}), {}),
     "too long": (make_lines({"prompt": LONG, "completion": "lost"}), {}),
     "a fifth broken": ("{broken\n" * 3 + make_lines({"prompt": "A valve?", "completion": "It opens."}), {}),
@@ -134,6 +136,49 @@ def test_check_and_run_agree(name: str, stage: str, here: Settings, tmp_path: Pa
     run = begin_run(chain, here, tmp_path / "run")
     checked = verdict_of_check(chain, here)
     assert bool(checked) == bool(run), (checked, run)
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"), [(make_lines({"prompt": "Why?", "completion": "So."}), "E-DATA-EMPTY"), (SETS["chats"][0], "")]
+)
+def test_check_and_run_agree_on_a_share_of_the_rows(rows: str, code: str, here: Settings, tmp_path: Path) -> None:
+    (here.working_folder / "rows.jsonl").write_text(rows)
+    chain = make_chain({"path": "rows.jsonl"}, "sft")
+    chain["nodes"][1]["config"]["eval"] = {"share": 0.5}
+    assert verdict_of_check(chain, here) == ([code] if code else [])
+    assert begin_run(chain, here, tmp_path / "run") == code
+
+
+@pytest.mark.parametrize(("steps", "code"), [({}, "E-DATA-EMPTY"), ({"steps": ["It is a valve."]}, "")])
+def test_check_and_run_agree_on_steps_of_reasoning(
+    steps: dict[str, Any], code: str, here: Settings, tmp_path: Path
+) -> None:
+    (here.working_folder / "rows.jsonl").write_text(make_lines({"question": "A valve?", "answer": "Yes.", **steps}))
+    chain = make_chain({"path": "rows.jsonl"}, {"type": "sft", "latent": {"type": "coconut"}})
+    assert verdict_of_check(chain, here) == ([code] if code else [])
+    assert begin_run(chain, here, tmp_path / "run") == code
+
+
+def test_check_refuses_a_control_whose_answers_are_alike(here: Settings) -> None:
+    nodes: list[dict[str, Any]] = [
+        {"type": "data_source", "id": "rows", "config": {"path": "rows.jsonl", "heldout": {"path": "unseen.jsonl"}}},
+        {"type": "trainer", "id": "tuned", "needs": ["rows"]},
+        {"type": "trainer", "id": "control", "needs": ["rows"], "config": {"control": "shuffled_answers"}},
+        {"type": "evaluator", "needs": ["tuned", "control"]},
+    ]
+    (here.working_folder / "unseen.jsonl").write_text(SETS["completions"][0])
+    for answer, refused in (("Yes", True), ("A valve", False)):
+        (here.working_folder / "rows.jsonl").write_text(make_lines({"prompt": "A valve?", "completion": answer}))
+        assert ("E-DATA-EMPTY" in verdict_of_check({"name": "checked", "nodes": nodes}, here)) is refused
+
+
+def test_check_refuses_running_text_for_a_base_without_an_end_of_text(here: Settings, tmp_path: Path) -> None:
+    base = write_base_without(Path(here.default_base_model), tmp_path / "base", "eos")
+    here = here.model_copy(update={"default_base_model": str(base)})
+    (here.working_folder / "rows.jsonl").write_text(SETS["texts"][0])
+    chain = make_chain({"path": "rows.jsonl"}, "cpt")
+    assert verdict_of_check(chain, here) == ["E-TOKENIZER"]
+    assert begin_run(chain, here, tmp_path / "run") == "E-TOKENIZER"
 
 
 def test_rows_of_another_stage_are_refused(here: Settings) -> None:

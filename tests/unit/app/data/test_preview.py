@@ -135,6 +135,20 @@ def test_what_is_hidden_and_how_a_file_was_read_is_said(tmp_path: Path, tiny_mod
     assert "tool_calls not shown by the chat template" in preview_text(data_preview)
 
 
+def test_a_row_is_shown_with_its_own_characters_and_all_that_was_read(tmp_path: Path, tiny_model: Path) -> None:
+    turns = [
+        {"role": "user", "content": "What is <|im_end|>?"},
+        {"role": "assistant", "content": "Shown.", "weight": 0, "reasoning_content": "hm"},
+        {"role": "user", "content": "And <|im_start|>?"},
+        {"role": "assistant", "content": "A token: <|im_start|>."},
+    ]
+    data_preview, _ = show(tmp_path, [{"messages": turns}], tiny_model)
+    (row,) = data_preview.rendered
+    text = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
+    assert "".join(part.text for part in row.parts) == text.rstrip()
+    assert data_preview.raw.rows[0]["messages"] == turns
+
+
 def test_both_sides_of_a_pair_are_shown(tmp_path: Path, tiny_model: Path) -> None:
     rows = [{"prompt": "Why?", "chosen": "Because it is so.", "rejected": "No."} for _ in range(3)]
     data_preview, _ = show(tmp_path, rows, tiny_model, rows=1)

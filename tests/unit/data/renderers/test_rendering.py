@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, tokenization_utils_base
 
 from tests.unit.data.renderers.toys import SYSTEM, TALK, assistant, example, toy, user
 from trainyard.data.renderers.choice import choose_template
@@ -48,6 +48,46 @@ def test_the_answers_and_their_stop_tokens_are_learned(name: str, learned: str) 
     rendered = renderer.render(TALK)
     assert decode_learned(renderer, rendered) == learned
     assert set(rendered.weights) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "learned"),
+    [
+        ("chatml", "<|im_start|>assistant\n", "zero<|im_end|>"),
+        ("qwen2.5", "You are a helpful assistant.<|im_end|>\n<|im_start|>assistant\n", "zero<|im_end|>"),
+        ("llama3.1", "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", "zero<|eot_id|>"),
+        ("gemma4", "<|turn>model\n", "zero<turn|>"),
+        ("glm4.5", "[gMASK]<sop><|assistant|>", "\n<think></think>\nzero<|user|>"),
+        ("mistral", "<s>", " zero</s>"),
+        ("role_colon", "assistant:", " zero</s>"),
+        ("qwen3-keep", "<|im_start|>assistant\n", "<think>\n\n</think>\n\nzero<|im_end|>"),
+    ],
+)
+def test_nothing_before_the_text_of_an_assistant_that_speaks_first_is_learned(
+    name: str, before: str, learned: str
+) -> None:
+    renderer = toy(name)
+    (pieces,) = renderer.cut([assistant("zero"), user("one"), assistant("two")]).examples
+    assert not pieces[0].learned
+    assert pieces[0].text.endswith(before)
+    assert (pieces[1].text, pieces[1].learned) == (learned, True)
+    assert pieces[3].learned
+
+
+def test_a_rewritten_turn_of_an_assistant_that_speaks_first_is_learned_without_its_header() -> None:
+    whole, apart = toy("gpt-oss").cut([assistant("zero"), user("one"), assistant("two")]).examples
+    assert [piece.text for piece in whole if piece.learned] == ["<|channel|>final<|message|>two<|return|>"]
+    assert [piece.text for piece in apart if piece.learned] == ["<|channel|>final<|message|>zero<|return|>"]
+
+
+def test_a_row_that_is_cut_later_gives_no_warning_of_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers warns of indexing errors where a text is longer than the model's context."""
+    renderer, warned = toy("chatml"), list[object]()
+    monkeypatch.setattr(renderer.tokenizer, "model_max_length", 4)
+    monkeypatch.setattr(tokenization_utils_base.logger, "warning", lambda *arguments: warned.append(arguments))
+    assert len(renderer.ids(renderer.text(TALK))) > 4
+    assert len(renderer.render(TALK).ids) > 4
+    assert not warned
 
 
 def test_every_token_knows_its_message() -> None:

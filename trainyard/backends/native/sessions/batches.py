@@ -32,6 +32,7 @@ from trainyard.serve.prompt_fields import find_hidden_field
 from trainyard.serve.protocol import ApiError, ChatRequest, parse
 from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.train.contracts import IGNORED, Batch
+from trainyard.train.model.sampling import find_pad_id
 from trainyard.train.rows.tokens import require_targets
 from trainyard.train.session.session import Session
 
@@ -59,7 +60,7 @@ class Encoder:
 
     @cached_property
     def pad_id(self) -> int:
-        return int(self.session.engine.tokenizer.pad_token_id)
+        return find_pad_id(self.session.engine.tokenizer)
 
     def batch(self, arguments: JsonMapping, body: bytes) -> Batch:
         """The batch of a `forward`: of exactly one of rows, batch and tensors. Raises `InvalidInput` (`E-STEP`)."""
