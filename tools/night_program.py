@@ -126,13 +126,13 @@ def world(folder: Path) -> NightDeps:
             markers=LocalMarkers(folder / "acme" / "markers", lease_s=60, at=faultpoint),
             corpora=Corpora(folder / "acme" / "corpora"),
             versions=versions,
+            check_pulled=lambda _folder, _signature, _source: "",  # the versions of this program are not signed
             objects=FolderStore(folder / "cloud", at=faultpoint),
         ),
         server=QuickServer(),
         trainer=QuickTrainer(versions),
         owner=find_owner(),
         boot_id=boot_id(),
-        check_pulled=lambda _folder, _signature, _source: "",  # the versions of this program are not signed
         base_model="base",
         alone=lambda _run: nullcontext(),
         at=faultpoint,

@@ -307,7 +307,7 @@ class TrainingClock:
 
     @property
     def draws_answers(self) -> bool:
-        """Whether most tokens are drawn while it trains, so that its rows do not tell them."""
+        """Whether most tokens are drawn while it trains, so that its rows have few of them."""
         return self.job.config.stage.facts.draws_groups
 
     def stop(self, produced: Produced) -> Produced:

@@ -125,6 +125,8 @@ class Stores:
     markers: MarkerStore
     corpora: Corpora
     versions: AdapterRegistry
+    check_pulled: Callable[[Path, bytes | None, str], str]
+    """`check_pulled(folder, signature, source)`: verifies a version of another machine before it is registered."""
     objects: ObjectStore | None = None
     """None: nothing is sent anywhere."""
     share: Callable[[AdapterVersion], object] = ignore
@@ -146,8 +148,6 @@ class NightDeps:
     owner: Owner
     boot_id: str
     base_model: str
-    check_pulled: Callable[[Path, bytes | None, str], str]
-    """`check_pulled(folder, signature, source)`: verifies a version of another machine before it is registered."""
     alone: Callable[[str], AbstractContextManager[object]]
     """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when another process has it."""
     parse: Parse = field(default_factory=lambda: RememberedParse(parse_limited))

@@ -419,7 +419,7 @@ def follow_store(world: NightDeps, tenant: str, roles: Iterable[str]) -> list[Ad
     for role in roles:
         number = read_published_number(objects, tenant, role)
         if number is not None and number > (registry.live(tenant, role).version or 0):
-            to = Destination(registry, world.root / "fetched", number=number, check_signature=world.check_pulled)
+            to = Destination(registry, world.root / "fetched", number=number, check_signature=world.stores.check_pulled)
             version = fetch_published(objects, f"{tenant}/{role}", number, to=to)
             world.trainer.deploy(version)
             changed.append(version)

@@ -179,13 +179,13 @@ class NightCampaign:
                 markers=self.markers(self.at(process)),
                 corpora=Corpora(HOME / "acme" / "corpora", self.disk, doubles.parse_in_process),
                 versions=versions,
+                check_pulled=lambda _folder, _signature, _source: "",  # simulated versions are not signed
                 objects=self.cloud,
             ),
             server=doubles.SimulatedServer(self.clock, device, process, self.random, trouble),
             trainer=trainer,
             owner=process.owner,
             boot_id="boot",
-            check_pulled=lambda _folder, _signature, _source: "",  # simulated versions are not signed
             base_model="base",
             alone=doubles.Lease({} if worker else self.lease, process).alone,
             parse=RememberedParse(doubles.parse_in_process),
