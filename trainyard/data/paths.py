@@ -106,6 +106,10 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
             text, roots, field, f"leads to {candidates[0]}, {explain_closed(candidates[0])}", candidates[0]
         )
     if existing is None:
+        for root, candidate in zip(real_roots, candidates, strict=True):
+            if candidate not in contained and Path(os.path.normpath(root / text)).is_relative_to(root):
+                because = f"leads to {candidate}, {explain_closed(candidate)}"
+                raise refuse_path(text, roots, field, because, candidate)
         raise NotFound(
             f"There is no file or folder {quote_path(text)}.",
             why=f"It was looked for in {', '.join(map(str, real_roots))}.",

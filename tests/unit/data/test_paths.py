@@ -53,6 +53,17 @@ def test_paths_that_leave_are_refused_whether_they_exist_or_not(root: Path, path
         resolve_inside(path, [root])
 
 
+@pytest.mark.parametrize("path", ["file", "outer/secret.jsonl", "outer/does-not-exist"])
+def test_a_link_that_leaves_one_of_several_roots_is_refused_and_not_missing(
+    root: Path, tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    with pytest.raises(Refused, match=r"R-PATH-ROOT config\.path: .* leads to .*, outside of the data roots"):
+        resolve_inside(path, [root, tmp_path / "other"])
+    with pytest.raises(NotFound, match=r"There is no file or folder '\.\./absent'"):
+        resolve_inside("../absent", [root / "sub", tmp_path / "other", root])
+
+
 @pytest.mark.parametrize("path", ODD)
 def test_odd_spellings_are_refused(root: Path, path: str) -> None:
     with pytest.raises(Refused, match=r"R-PATH-ROOT config\.path: .* is not a plain path"):

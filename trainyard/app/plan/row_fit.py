@@ -21,7 +21,13 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.stages import SftSettings, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.rows import reasoning
-from trainyard.train.rows.prompts import NO_LIMIT, encode_prompts, require_any_prompt
+from trainyard.train.rows.prompts import (
+    NO_LIMIT,
+    count_rollout_prompts,
+    encode_prompts,
+    require_any_prompt,
+    require_rollout,
+)
 from trainyard.train.rows.tokens import (
     TokenLedger,
     encode_labelled,
@@ -100,8 +106,11 @@ def fit_rows(
     if decides:
         require_accepted(ledger, max_bad_fraction)
         (require_any_prompt if draws_groups else require_targets)(ledger)
-        if stage.type is Stage.KTO:
-            require_both_labels(examples)
+        if ledger.rows["read"] + ledger.rows["held_out"] == shapes.count_rows(path):  # later rows may differ
+            if draws_groups:
+                require_rollout(len(encoded), count_rollout_prompts(config))
+            elif stage.type is Stage.KTO:
+                require_both_labels(examples)
         if long and policy == "refuse":
             raise InvalidInput(
                 f"{long} of {ledger.rows['read']} rows are longer than max_length ({limit} tokens).",

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.training import TrainerConfig
@@ -30,6 +29,7 @@ from trainyard.train.rl.drawing import (
 from trainyard.train.rl.environments import Environment
 from trainyard.train.rl.rewards import RewardPanel
 from trainyard.train.rows.batching import BatchPlan, Cut, Feed, StepRows
+from trainyard.train.rows.prompts import require_rollout
 
 
 class RolloutPlan(BatchPlan):
@@ -43,7 +43,7 @@ class RolloutPlan(BatchPlan):
         self.completions = cut.rows_per_step * self.minibatches
         self.prompts = self.completions // settings.num_generations
         self.steps_per_rollout = steps_per_rollout(settings)
-        require_prompts(len(widths), self.prompts)
+        require_rollout(len(widths), self.prompts)
 
     @property
     def rollouts_per_epoch(self) -> int:
@@ -79,17 +79,6 @@ class RolloutPlan(BatchPlan):
             random.Random(f"{self.cut.seed}:{epoch}:{rollout}:{sweep}").shuffle(rows)
             steps.append(self.cut_rows(rows[part * size : (part + 1) * size]))
         return steps
-
-
-def require_prompts(num_prompts: int, needed: int) -> None:
-    """Raise `InvalidInput` (`E-BATCH`) where the prompts do not fill one rollout."""
-    if num_prompts < needed:
-        raise InvalidInput(
-            f"A rollout answers {needed} prompts, and the data set has {num_prompts}.",
-            why="batch_size x gradient_accumulation x minibatches completions are drawn, num_generations to a prompt.",
-            do="Give the trainer more rows, lower batch_size, or raise stage.num_generations.",
-            code="E-BATCH",
-        )
 
 
 CONSTANT_AGAIN = 10

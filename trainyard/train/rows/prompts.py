@@ -17,6 +17,7 @@ from trainyard.data.rows import Message, PromptRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.json_types import JsonObject
 from trainyard.spec.axes.rewards import RewardSource
+from trainyard.spec.axes.stages import GrpoSettings, PpoSettings
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.contracts import Encoded
 from trainyard.train.rows.tokens import TokenLedger, encode_answers, encode_rows
@@ -95,6 +96,26 @@ class TokenShare(NamedTuple):
 
     trained: int
     masked: int
+
+
+def count_rollout_prompts(config: TrainerConfig) -> int:
+    """Return the prompts that the completions of one rollout answer."""
+    hyper, settings = config.hyperparameters, config.stage
+    assert isinstance(settings, PpoSettings | GrpoSettings), settings
+    minibatches = settings.minibatches if isinstance(settings, PpoSettings) else 1
+    completions = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes * minibatches
+    return completions // settings.num_generations
+
+
+def require_rollout(num_prompts: int, needed: int) -> None:
+    """Raise `InvalidInput` (`E-BATCH`) where the prompts do not fill one rollout."""
+    if num_prompts < needed:
+        raise InvalidInput(
+            f"A rollout answers {needed} prompts, and the data set has {num_prompts}.",
+            why="batch_size x gradient_accumulation x minibatches completions are drawn, num_generations to a prompt.",
+            do="Give the trainer more rows, lower batch_size, or raise stage.num_generations.",
+            code="E-BATCH",
+        )
 
 
 def encode_within_length(

@@ -159,6 +159,25 @@ def test_check_and_run_agree_on_steps_of_reasoning(
     assert begin_run(chain, here, tmp_path / "run") == code
 
 
+def test_check_refuses_fewer_prompts_than_a_rollout_answers(here: Settings) -> None:
+    chain = make_chain({"path": "rows.jsonl"}, {**GRPO, "num_generations": 2})
+    chain["nodes"][1]["config"]["hyperparameters"] = {"batch_size": 26}
+    for count, codes in ((12, ["E-BATCH"]), (13, [])):
+        text = make_lines({"prompt": "Is a valve round?", "answer": "yes"}, count=count)
+        (here.working_folder / "rows.jsonl").write_text(text)
+        assert verdict_of_check(chain, here) == codes
+
+
+def test_labels_that_come_late_are_not_missing(here: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in the order of their labels are read only in part, however short the file is."""
+    monkeypatch.setattr("trainyard.app.plan.row_fit.MOST_ROWS", 10)
+    rows = [
+        make_lines({"prompt": "A valve?", "completion": "Yes", "label": label}, count=10) for label in (True, False)
+    ]
+    (here.working_folder / "rows.jsonl").write_text("".join(rows))
+    assert verdict_of_check(make_chain({"path": "rows.jsonl"}, "kto"), here) == []
+
+
 def test_check_refuses_a_control_whose_answers_are_alike(here: Settings) -> None:
     nodes: list[dict[str, Any]] = [
         {"type": "data_source", "id": "rows", "config": {"path": "rows.jsonl", "heldout": {"path": "unseen.jsonl"}}},
