@@ -7,6 +7,7 @@ A *local* backend is a program that fulfils the contract of `trainyard.compute.c
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from trainyard.backends.job import TrainingJob, adopt_earlier_work
+from trainyard.backends.job import TrainingJob, adopt_earlier_work, read_job
 from trainyard.backends.results import Listener, collect_result, count_starts, enter_unless_stopped, make_failure
 from trainyard.backends.spending import meter_training
 from trainyard.callbacks import ignore
@@ -116,6 +117,13 @@ def check(job: TrainingJob, settings: Settings) -> Program:
     return program
 
 
+def keep_template_day(job: TrainingJob, work: Path) -> TrainingJob:
+    """Return the job with the day on which it began here: rendered on another one its rows may have other tokens."""
+    before = read_job(work)
+    day = job.template_day or (before.template_day if before else "") or datetime.date.today().isoformat()
+    return job.model_copy(update={"template_day": day})
+
+
 def run_training(
     job: TrainingJob,
     folder: Path,
@@ -141,6 +149,7 @@ def run_training(
         if earlier := adopt_earlier_work(work, job, settings):
             on_event({"event": "adopted_work", "earlier": earlier.name, "work": work.name})
         work.mkdir(parents=True, exist_ok=True)
+        job = keep_template_day(job, work)
         write_json_durably(work / SPEC_FILE, job.model_dump(mode="json"))
         program.prepare(job, work)
         attempts = count_starts(work)

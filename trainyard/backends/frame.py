@@ -28,6 +28,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import DECISIONS_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
+from trainyard.data.renderers.day import DAY
 from trainyard.errors import Refused, TrainyardError
 from trainyard.json_types import JsonMapping, JsonObject
 from trainyard.spec.axes.devices import Precision
@@ -70,8 +71,11 @@ def import_package(module: str) -> Any:
 
 
 def read_job(folder: Path) -> TrainingJob:
-    """Return the job of `folder/spec.json`."""
-    return TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    """Return the job of `folder/spec.json`; from then on chat templates write its day."""
+    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    if job.template_day:
+        DAY.fix(job.template_day)
+    return job
 
 
 def lock_devices(job: TrainingJob, folder: Path, events: Events, device: str) -> AbstractContextManager[None]:
@@ -219,6 +223,7 @@ def job_facts(job: TrainingJob, losses: Sequence[Sequence[float]]) -> JsonObject
         "stage_settings": config.stage.model_dump(mode="json", exclude={"type"}),
         "control": config.control,
         "parents": list(job.parents),
+        **({"template_day": DAY.fixed} if DAY.fixed and DAY.is_written else {}),
         "first_loss": losses[0][1],
         "final_loss": losses[-1][1],
         "losses": losses,

@@ -104,6 +104,8 @@ class TrainingJob(JobData, JobMachine):
     node: str = ""
     continues: str = Field("", exclude_if=lambda value: not value)
     """Run or sweep whose work it continues: of a job that was retried the first one; empty for its own run's."""
+    template_day: str = Field("", exclude_if=lambda value: not value)
+    """ISO date that chat templates write; that of the first start. Empty in a job that has not begun."""
     until: int | None = None
     """Step after which this execution saves and stops; the same job continues from there. None: its last step."""
     max_spend: Dollars | None = Field(None, exclude_if=lambda value: value is None)
@@ -266,6 +268,7 @@ PLACES = {
     "node",
     "continues",
     "until",
+    "template_day",
     "max_spend",
     "data",
     "base",

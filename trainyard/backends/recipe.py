@@ -126,6 +126,7 @@ def describe_reproduction(
     """
     if record.get("out_of_memory"):
         job = halve_batch(job) or job
+    job = job.model_copy(update={"template_day": record.get("template_day", "")})
     base = RecipeInput(role="base", sha256=job.base_sha256, name=job.config.base_model or job.base)
     recipe = Recipe(
         job=strip_job(job),
@@ -153,7 +154,7 @@ def describe_reproduction(
 
 
 def strip_job(job: TrainingJob) -> JsonObject:
-    kept = {"threads", "choices", "node"}
+    kept = {"threads", "choices", "node", "template_day"}
     return job.model_dump(mode="json", exclude=PLACES - kept)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import jinja2
@@ -64,8 +65,14 @@ def plain_dict(*items: Any, **more: Any) -> dict[Any, Any]:
     return dict(*items, **more)
 
 
-def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """Return the sandbox with the names that transformers offers to templates."""
+def format_time(day: str, form: str) -> str:
+    """Return the beginning of a day, else the time of now, as a template asks for it."""
+    moment = datetime.datetime.fromisoformat(day) if day else datetime.datetime.now()
+    return moment.strftime(form)
+
+
+def environment(day: str = "") -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """Return the sandbox with the names that transformers offers to templates; `day` is an ISO date instead of now."""
     sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -73,7 +80,7 @@ def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
         value, ensure_ascii=ensure_ascii, **options
     )
     sandbox.globals["raise_exception"] = raise_exception
-    sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    sandbox.globals["strftime_now"] = partial(format_time, day)
     sandbox.globals["dict"] = plain_dict
     sandbox.globals["namespace"] = PlainNamespace
     return sandbox
@@ -108,7 +115,7 @@ def open_template(setup: dict[str, str]) -> tuple[Reply, Answer]:
     """Compile the template of the first line, and return what answers the variables of each rendering."""
     problem, template = "", None
     try:
-        template = environment().from_string(setup["template"])
+        template = environment(setup.get("day", "")).from_string(setup["template"])
     except jinja2.TemplateSyntaxError as error:
         problem = f"it does not compile, line {error.lineno}: {error.message}"
     except (MemoryError, RecursionError) as error:

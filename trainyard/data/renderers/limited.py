@@ -18,6 +18,7 @@ from functools import cache
 import jinja2
 
 from trainyard.data.renderers.choice import digest, list_shipped, map_by_digest, strip_start
+from trainyard.data.renderers.day import DAY
 from trainyard.data.renderers.table import MARKED_TEMPLATES
 from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES, Unsupported
 from trainyard.errors import TrainyardError
@@ -74,7 +75,8 @@ class LimitedTemplate(LineChild):
         try:
             with self.lock:
                 if not self.alive:
-                    self.start({"template": self.template})
+                    DAY.is_written |= DAY.applies_to(self.template)
+                    self.start({"template": self.template, "day": DAY.fixed})
                 reply = self.exchange(variables.encode(errors="surrogatepass"))
         except ChildEnded as ended:
             slow = ended.death is Death.TIME

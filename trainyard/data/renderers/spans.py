@@ -19,6 +19,7 @@ from transformers.utils.chat_template_utils import encode_marked_chat, mark_cont
 
 from trainyard.data.renderers.choice import recognise_template
 from trainyard.data.renderers.contract import RendererSpec, Tools, Turn
+from trainyard.data.renderers.day import DAY
 from trainyard.data.renderers.limited import LimitedTemplate, is_known, open_limited
 from trainyard.data.renderers.turns import REFUSALS, refusals, sort_results, to_blocks, with_arguments
 
@@ -125,8 +126,9 @@ class TemplateText:
         self.spec = spec or recognise_template(self.template)
         self.control = Control(tokenizer, self.template)
         self.end_ids = set(tokenizer.all_special_ids)
-        self.is_trusted = is_known(self.template)
-        """Whether the template runs here; any other is rendered in a child under limits, every time."""
+        self.is_trusted = is_known(self.template) and not DAY.applies_to(self.template)
+        """Whether the template runs here; any other is rendered in a child under limits, every time, and so is one that
+        writes a fixed day."""
 
     def text(self, turns: list[Turn], tools: Tools | str | None = None, *, ask: bool = False) -> str:
         """Return the template's text; `ask` ends it where the assistant begins. `tools` is a list, or its JSON text.
