@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def messages() -> list[str]:
 
 @pytest.fixture
 def context(tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch) -> Context:
-    (tmp_path / "data.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 40)
+    rows = [{"instruction": f"question {number}", "output": f"answer {number}"} for number in range(40)]
+    (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "chain.yaml").write_text(CHAIN)
     monkeypatch.chdir(tmp_path)
     return Context(Settings(home=tmp_path / "home", working_folder=tmp_path, min_free_mb=0), messages.append)
