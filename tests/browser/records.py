@@ -112,7 +112,8 @@ def seed_graph(here: Settings) -> None:
 def seed_sweep(here: Settings) -> SweepRecord:
     """A sweep of three trials, of which one has finished."""
     folder = here.working_folder
-    (folder / "swept.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 40)
+    rows = [{"instruction": f"question {number}", "output": f"answer {number}"} for number in range(40)]
+    (folder / "swept.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (folder / "swept.yaml").write_text(SWEPT)
     body = {"file": str(folder / "swept.yaml"), "parameters": {"trainer": {"learning_rate": "loguniform(1e-5, 1e-3)"}}}
     spec = build_sweep(SweepInput.model_validate({**body, "name": SWEEP}), Context(here, lambda _: None))
