@@ -330,7 +330,7 @@ def resolve_limits(request: RentInput, settings: Settings) -> RentalLimits:
 def require_budget(key: str, limits: RentalLimits, settings: Settings) -> None:
     """Raise `LimitExceeded` (`E-SPEND`) where a month's limit leaves less than the rental may spend.
 
-    What the other rentals may still spend is not left.
+    The amount that other open rentals may still spend counts as spent.
     """
     others = [rental for rental in RentalStore(settings.rentals).list() if rental.is_open and rental.key != key]
     promised = sum((max(ZERO, rental.limits.max_spend - rental.usd) for rental in others), ZERO)

@@ -66,7 +66,7 @@ def plain_dict(*items: Any, **more: Any) -> dict[Any, Any]:
 
 
 def format_time(day: str, form: str) -> str:
-    """Return the beginning of a day, else the time of now, as a template asks for it."""
+    """Format the start of a fixed day, or the current time."""
     moment = datetime.datetime.fromisoformat(day) if day else datetime.datetime.now()
     return moment.strftime(form)
 

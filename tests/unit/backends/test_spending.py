@@ -238,7 +238,7 @@ def test_the_ledger_has_the_cost_that_was_spent(jobs: Jobs, tmp_path: Path, unit
 
 
 def test_a_training_is_described_without_a_key_that_can_be_read(jobs: Jobs, tmp_path: Path) -> None:
-    """What is trained is not lost because its ledger cannot be written."""
+    """A training is kept although its ledger cannot be written."""
     (tmp_path / "access").mkdir()
     (tmp_path / "access" / "ledger.key").write_text("damaged")
     entry = describe_training(jobs(), {}, Settings(home=tmp_path), started=START, seconds=10.0)
