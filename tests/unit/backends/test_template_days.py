@@ -11,6 +11,7 @@ import pytest
 from tests.small_jobs import Jobs
 from trainyard.backends.base import run_training, work_folder
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.recipe import describe_reproduction, read_recipe, recipe_file
 from trainyard.data.renderers.choice import list_shipped
 from trainyard.data.renderers.day import DAY
 from trainyard.data.renderers.limited import open_limited
@@ -77,3 +78,10 @@ def test_known_and_unknown_templates_write_the_fixed_day(tiny_model: Path) -> No
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = list_shipped()["gptoss"].read_text(encoding="utf-8")
     assert FIRST in Renderer(tokenizer).text([{"role": "user", "content": "Hello"}], ask=True)
+
+
+def test_a_recipe_names_the_day_of_its_rows(dated_job: TrainingJob, here: Settings, tmp_path: Path) -> None:
+    record = train(dated_job.model_copy(update={"template_day": FIRST}), tmp_path / "first", here)
+    fields = describe_reproduction(dated_job, record, tmp_path / "first" / "adapter", here, inputs={})
+    recipe = read_recipe(recipe_file(here.home, fields["recipe_sha256"]), fields["recipe_sha256"])
+    assert recipe.job["template_day"] == FIRST
